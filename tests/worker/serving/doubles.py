@@ -8,9 +8,11 @@ Not replaced: EngineClient, CreditBroker, RemotePrefill, DecodeDispatcher and th
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 from msgspec.structs import replace
 
+from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import (
     EngineInput,
@@ -22,6 +24,9 @@ from pdcluster_worker.messages.engine import (
 from pdcluster_worker.messages.facts import DeviceFacts, KVGeometry
 from pdcluster_worker.messages.peers import WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec, Token, TransferTarget
+from pdcluster_worker.serving.decode.broker import CreditBroker
+from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
+from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill
 from pdcluster_worker.serving.engines.client import EngineClient
 from pdcluster_worker.serving.worker_context import WorkerContext
 
@@ -99,6 +104,7 @@ class RecordingPeer:
         self.ready = True
         self.max_model_len = 0
         self.max_batched_tokens = 0
+        self.broker: CreditBroker | None = None  # that its answers to claims go to
 
     def prefix_match(self, hashes: Sequence[bytes]) -> int:
         return self.matched_blocks
@@ -133,3 +139,20 @@ def outcomes(worker: WorkerContext) -> dict[str, float]:
     """Remote prefills by how they ended."""
     samples = worker.metrics.remote_prefill.collect()[0].samples
     return {s.labels["outcome"]: s.value for s in samples if s.name.endswith("_total") and s.value}
+
+
+def dispatcher_of(
+    worker: WorkerContext,
+    peers: Sequence[Any] = (),
+    *,
+    decodes: Callable[[], list[Any]] = list,
+    holder: Callable[[str], Any] = lambda _: None,
+) -> DecodeDispatcher:
+    """Over prefill workers, which may come and go.  holder: of KV, by key."""
+    broker = CreditBroker(
+        worker.credit_queue, lambda: list(peers), PrefillScoreSpec, worker.block_size
+    )
+    for peer in peers:
+        peer.broker = broker
+    remote = RemotePrefill(worker, broker)
+    return DecodeDispatcher(worker, remote, lambda: list(peers), decodes, holder)

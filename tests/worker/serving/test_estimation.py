@@ -7,17 +7,13 @@ from msgspec.structs import replace
 
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.qos import EarlyRejectionSpec, EstimationSpec
-from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.qos.load_shedding import aged
-from pdcluster_worker.serving.decode.broker import CreditBroker
-from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
-from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill
 from pdcluster_worker.serving.estimation import MAX_LABELS, Estimation, TrackedRequest
-from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.tracing import request_trace
+from tests.worker.serving.doubles import dispatcher_of
 from tests.worker.serving.ingress.ingresses import two_tokens
 
 
@@ -217,11 +213,6 @@ def test_only_a_request_that_has_begun_elsewhere_is_not_refused_and_none_refused
             pass
 
     assert bench.ttft() == before
-
-
-def dispatcher_of(worker: WorkerContext) -> DecodeDispatcher:
-    broker = CreditBroker(worker.credit_queue, list, PrefillScoreSpec, worker.block_size)
-    return DecodeDispatcher(worker, RemotePrefill(worker, broker), list, list)
 
 
 async def test_a_decode_worker_follows_its_requests_and_refuses_before_any_work(worker, engine):

@@ -16,18 +16,15 @@ from pdcluster_schema.qos import (
     HighPrioritySpec,
     LowPrioritySpec,
 )
-from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine import Abort, EngineInput, EngineOutput, Submit
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 from pdcluster_worker.routing.qos.averages import Measured
-from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
-from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.tracing.request_trace import begin_trace
-from tests.worker.serving.doubles import RecordingPeer, ScriptedEngine
+from tests.worker.serving.doubles import RecordingPeer, ScriptedEngine, dispatcher_of
 from tests.worker.serving.ingress.ingresses import two_tokens
 
 LOW, NORMAL, HIGH = 100, 0, -100
@@ -62,8 +59,7 @@ def dispatcher(
     worker: WorkerContext, engine: ScriptedEngine, peers: list[RecordingPeer]
 ) -> DecodeDispatcher:
     engine.answer = two_tokens
-    broker = CreditBroker(worker.credit_queue, lambda: peers, PrefillScoreSpec, worker.block_size)
-    return DecodeDispatcher(worker, RemotePrefill(worker, broker), lambda: peers, list)
+    return dispatcher_of(worker, peers)
 
 
 async def collect(

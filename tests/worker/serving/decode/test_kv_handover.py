@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from pdcluster_schema.policy import OffloadPolicy, PolicyConfig
-from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.engine import (
     BlockEvents,
@@ -27,12 +26,10 @@ from pdcluster_worker.messages.engine import (
 from pdcluster_worker.messages.peers import Generated, Hello, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token, TransferTarget
 from pdcluster_worker.routing.credits import CreditLedger
-from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
-from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill
 from pdcluster_worker.serving.peer_handler import PeerRequestHandler
 from pdcluster_worker.serving.worker_context import RouterInfo, WorkerContext
-from tests.worker.serving.doubles import FACTS, RecordingPeer, ScriptedEngine
+from tests.worker.serving.doubles import FACTS, RecordingPeer, ScriptedEngine, dispatcher_of
 
 EPOCH = b"e" * 16
 MOVED = RequestSpec(
@@ -65,8 +62,7 @@ def dispatcher(
     worker: WorkerContext, engine: ScriptedEngine, holder: RecordingPeer
 ) -> DecodeDispatcher:
     engine.answer = serve
-    broker = CreditBroker(worker.credit_queue, list, PrefillScoreSpec, worker.block_size)
-    return DecodeDispatcher(worker, RemotePrefill(worker, broker), list, list, {"old": holder}.get)
+    return dispatcher_of(worker, holder={"old": holder}.get)
 
 
 async def collect(

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from pdcluster_schema.policy import OffloadPolicy, PolicyConfig
 from pdcluster_schema.qos import AdmissionSpec
-from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.engine import (
     Abort,
@@ -34,7 +33,6 @@ from pdcluster_worker.serving.decode import remote_prefill
 from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.decode.offload_decider import OffloadDecider, RequestTimer
-from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.testing import FakeClock
 from pdcluster_worker.tracing.request_trace import (
@@ -48,6 +46,7 @@ from tests.worker.serving.doubles import (
     RecordingPeer,
     ScriptedEngine,
     client_of,
+    dispatcher_of,
     outcomes,
     stats,
     until,
@@ -96,10 +95,7 @@ def dispatcher(
     worker: WorkerContext, engine: ScriptedEngine, peer: GrantingPeer, peers: list[RecordingPeer]
 ) -> DecodeDispatcher:
     engine.answer = serve
-    peer.broker = CreditBroker(
-        worker.credit_queue, lambda: peers, PrefillScoreSpec, worker.block_size
-    )
-    return DecodeDispatcher(worker, RemotePrefill(worker, peer.broker), lambda: peers, list)
+    return dispatcher_of(worker, peers)
 
 
 async def collect(dispatcher: DecodeDispatcher, prefill: PrefillMode = "remote") -> list[Generated]:

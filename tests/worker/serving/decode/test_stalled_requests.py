@@ -6,7 +6,6 @@ from contextlib import aclosing
 
 import pytest
 
-from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine import (
     Abort,
@@ -25,12 +24,17 @@ from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Toke
 from pdcluster_worker.serving.decode import remote_prefill
 from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
-from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill
 from pdcluster_worker.serving.engines import stall_watch
 from pdcluster_worker.serving.engines.client import EngineStalledError
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.worker_context import WorkerContext
-from tests.worker.serving.doubles import RecordingPeer, ScriptedEngine, client_of, outcomes
+from tests.worker.serving.doubles import (
+    RecordingPeer,
+    ScriptedEngine,
+    client_of,
+    dispatcher_of,
+    outcomes,
+)
 from tests.worker.serving.ingress.ingresses import DecodePeer
 
 EPOCH = b"e" * 16
@@ -80,10 +84,7 @@ def dispatcher(worker: WorkerContext, engine: ScriptedEngine, peer: SilentPeer) 
     worker.policy = type(worker.policy)(
         offload=type(worker.policy.offload)(prefill_length_threshold=0), stall_seconds=1
     )
-    peer.broker = CreditBroker(
-        worker.credit_queue, lambda: [peer], PrefillScoreSpec, worker.block_size
-    )
-    return DecodeDispatcher(worker, RemotePrefill(worker, peer.broker), lambda: [peer], list)
+    return dispatcher_of(worker, [peer])
 
 
 @pytest.fixture
@@ -181,12 +182,7 @@ async def test_engine_that_stalls_ends_a_remote_prefill_wherever_it_waits(
 
 
 def make_ingress(worker: WorkerContext, *peers: DecodePeer) -> Ingress:
-    broker = CreditBroker(worker.credit_queue, list, PrefillScoreSpec, worker.block_size)
-    return Ingress(
-        worker,
-        DecodeDispatcher(worker, RemotePrefill(worker, broker), list, list),
-        lambda: list(peers),
-    )
+    return Ingress(worker, dispatcher_of(worker), lambda: list(peers))
 
 
 async def request_credits(ingress: Ingress) -> list[int]:

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from pdcluster_schema.policy import OffloadPolicy, PolicyConfig
 from pdcluster_schema.qos import HighPrioritySpec
-from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.errors import PeerError
 from pdcluster_worker.messages.block_hash import block_hashes
 from pdcluster_worker.messages.engine import (
@@ -30,10 +29,9 @@ from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Toke
 from pdcluster_worker.serving.decode import offload_decider
 from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
-from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.tracing.request_trace import begin_trace
-from tests.worker.serving.doubles import RecordingPeer, ScriptedEngine, until
+from tests.worker.serving.doubles import RecordingPeer, ScriptedEngine, dispatcher_of, until
 
 SHARED = list(range(16))  # four blocks
 OFFLOAD = OffloadPolicy(prefill_length_threshold=8, min_offload_length=4)
@@ -108,10 +106,7 @@ def peer() -> SlowPeer:
 def dispatcher(worker: WorkerContext, engine: ScriptedEngine, peer: SlowPeer) -> DecodeDispatcher:
     engine.answer = Serving()
     worker.policy = PolicyConfig(offload=OFFLOAD)
-    peer.broker = CreditBroker(
-        worker.credit_queue, lambda: [peer], PrefillScoreSpec, worker.block_size
-    )
-    return DecodeDispatcher(worker, RemotePrefill(worker, peer.broker), lambda: [peer], list)
+    return dispatcher_of(worker, [peer])
 
 
 class Asked:

@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from pdcluster_schema.policy import PolicyConfig
-from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine import BlockEvents, EngineStats, Submit, Tokens
 from pdcluster_worker.messages.peers import Hello
@@ -18,9 +17,6 @@ from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Toke
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.serving.backend import WorkerBackend
-from pdcluster_worker.serving.decode.broker import CreditBroker
-from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
-from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill
 from pdcluster_worker.serving.engines.client import (
     EngineClient,
     EngineDiedError,
@@ -30,7 +26,7 @@ from pdcluster_worker.serving.engines.engines import Engine, Engines, choose
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.peer_handler import PeerRequestHandler
 from pdcluster_worker.serving.worker_context import WorkerContext
-from tests.worker.serving.doubles import FACTS, ScriptedEngine, stats
+from tests.worker.serving.doubles import FACTS, ScriptedEngine, dispatcher_of, stats
 
 SPEC = RequestSpec("r", list(range(9)), SamplingParams(max_tokens=2, seed=1))
 
@@ -231,9 +227,9 @@ async def test_worker_whose_engines_are_all_stalled_is_stalled(scene):
 async def test_request_of_a_stalled_engine_runs_on_another_one_before_its_first_token(scene):
     """And is not handed on a second time."""
     worker = scene.worker
-    broker = CreditBroker(worker.credit_queue, list, PrefillScoreSpec, worker.block_size)
-    local = DecodeDispatcher(worker, RemotePrefill(worker, broker), list, list)
-    async with aclosing(Ingress(worker, local, list).generate([SPEC], "local")) as tokens:
+    async with aclosing(
+        Ingress(worker, dispatcher_of(worker), list).generate([SPEC], "local")
+    ) as tokens:
         first = asyncio.ensure_future(anext(tokens))
         while not any(script.inputs for script in scene.scripts):
             await asyncio.sleep(0)

@@ -2,16 +2,12 @@
 
 from collections.abc import AsyncGenerator, Sequence
 
-from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.messages.engine import EngineInput, EngineOutput, Submit, Tokens
 from pdcluster_worker.messages.peers import Generated, PrefillMode, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
-from pdcluster_worker.serving.decode.broker import CreditBroker
-from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
-from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.worker_context import WorkerContext
-from tests.worker.serving.doubles import ScriptedEngine
+from tests.worker.serving.doubles import ScriptedEngine, dispatcher_of
 
 
 class DecodePeer:
@@ -49,13 +45,11 @@ def two_tokens(message: EngineInput) -> Sequence[EngineOutput]:
 
 def make_ingress(worker: WorkerContext, engine: ScriptedEngine, *peers: DecodePeer) -> Ingress:
     engine.answer = two_tokens
-    broker = CreditBroker(worker.credit_queue, list, PrefillScoreSpec, worker.block_size)
 
     def decodes() -> list[DecodePeer]:
         return [peer for peer in peers if not peer.is_draining]
 
-    local = DecodeDispatcher(worker, RemotePrefill(worker, broker), list, decodes)
-    return Ingress(worker, local, decodes)
+    return Ingress(worker, dispatcher_of(worker, decodes=decodes), decodes)
 
 
 def busy_here(ingress: Ingress) -> None:

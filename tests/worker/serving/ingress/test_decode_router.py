@@ -12,18 +12,15 @@ import pytest
 
 from pdcluster_schema.faults import validated
 from pdcluster_schema.policy import PolicyConfig
-from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.peers import Generated, PrefillMode, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
 from pdcluster_worker.routing.decode_choice import RouteHints
-from pdcluster_worker.serving.decode.broker import CreditBroker
-from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
-from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill
 from pdcluster_worker.serving.ingress.decode_router import TAINT_SECONDS, DecodeRouter
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.tracing import request_trace
+from tests.worker.serving.doubles import dispatcher_of
 
 BLOCK = 4
 IDLE = WorkerLoad(free_blocks=100, total_blocks=100)
@@ -61,19 +58,10 @@ def set_policy(worker: WorkerContext, **score: Any) -> None:
     worker.policy = validated(PolicyConfig, {"decodeScore": score})
 
 
-def local(worker: WorkerContext) -> DecodeDispatcher:
-    return DecodeDispatcher(
-        worker,
-        RemotePrefill(worker, CreditBroker(worker.credit_queue, list, PrefillScoreSpec, BLOCK)),
-        list,
-        list,
-    )
-
-
 def router(
     worker: WorkerContext, peers: Sequence[NamedPeer], clock: Clock | None = None
 ) -> DecodeRouter:
-    return DecodeRouter(worker, local(worker), lambda: list(peers), "own", clock or Clock())
+    return DecodeRouter(worker, dispatcher_of(worker), lambda: list(peers), "own", clock or Clock())
 
 
 def choose(
@@ -293,7 +281,7 @@ async def test_decision_is_noted_with_its_numbers(worker):
 
 def drain(worker: WorkerContext, *peers: NamedPeer) -> Ingress:
     worker.announce("draining")
-    return Ingress(worker, local(worker), lambda: list(peers))
+    return Ingress(worker, dispatcher_of(worker), lambda: list(peers))
 
 
 async def collect(ingress: Ingress, one: RequestSpec) -> list[int]:
