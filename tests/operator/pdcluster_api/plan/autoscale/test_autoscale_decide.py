@@ -51,7 +51,7 @@ def facts(role: str, name: str) -> st.SearchStrategy[PoolFacts]:
     )
 
 
-WORKERS = st.builds(WorkerSample, st.sampled_from("abc"), *[NUMBERS] * 6, *[MAYBE] * 8)
+WORKERS = st.builds(WorkerSample, st.sampled_from("abc"), *[NUMBERS] * 6, *[MAYBE] * 7)
 SAMPLES = st.builds(
     PoolSample, TIMES, st.lists(WORKERS, max_size=3).map(tuple), st.sampled_from([(), ("d",)])
 )

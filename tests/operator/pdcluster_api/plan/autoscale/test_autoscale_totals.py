@@ -181,7 +181,7 @@ def test_pools_together_are_their_sums():
                 worker(
                     "a",
                     engine_busy_ratio=0.5,
-                    request_rate=10.0,
+                    prompt_token_rate=10.0,
                     time_to_first_token_seconds=1.0,
                 ),
             ),
@@ -194,7 +194,7 @@ def test_pools_together_are_their_sums():
 
     assert (whole.reporting, whole.missing, whole.peak_utilization) == (2, 1, 0.5)
     assert whole.utilization == pytest.approx(0.8)
-    assert whole.request_rate == 10.0
+    assert whole.prompt_token_rate == 10.0
     assert whole.time_to_first_token == [(1.0, 0.0)]
 
 
