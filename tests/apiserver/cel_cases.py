@@ -634,6 +634,13 @@ ACCEPTED: list[Change] = [
     at("spec.engine", {"tensorParallelSize": 4, "pipelineParallelSize": 2}),
     at("spec.engine", {"tensorParallelSize": 4, "dataParallelSize": 4}),
     vllm(tensorParallelSize=2, dataParallelSize=4, numBlocks=4),
+    *(
+        both(
+            vllm(tensorParallelSize=4, dataParallelSize=2),
+            at("spec.roles.decode.pools.0.podsPerReplica", pods),
+        )
+        for pods in (2, 4)
+    ),
     both(
         at("spec.roles.decode.pools.0.podsPerReplica", 2),
         at("spec.roles.decode.engine.dataParallelSize", 2),

@@ -22,6 +22,7 @@ from pdcluster_schema.vllm_engine import (
 from pdcluster_worker.config.engine import OURS_ALONE as WORKER_OURS_ALONE
 from pdcluster_worker.config.engine import EngineConfig
 from tests.operator.pdcluster_api.manifests.rendering import cluster_of
+from tests.schema.object_cases import at
 from tests.schema.object_cases import vllm as stock
 from tests.system.stock_vllm import NOT_ASKED, installed, parsed
 
@@ -32,7 +33,16 @@ def command_lines(cluster: PDCluster) -> Iterator[list[str]]:
     for role, declared in cluster.spec.roles.computing().items():
         engine = cluster.spec.engine_of(role)
         for pool in declared.pools:
-            yield vllm.vllm_command(cluster, pool, engine, "/m", vllm.IN_CONTAINER)
+            line = vllm.vllm_command(cluster, pool, engine, "/m", vllm.IN_CONTAINER)
+            # the kubelet puts the variables in, and vLLM takes a number
+            yield [text.replace("$(LWS_WORKER_INDEX)", "1") for text in line]
+
+
+def over_pods() -> PDCluster:
+    return cluster_of(
+        stock(dataParallelSize=4),
+        *(at(f"spec.roles.{role}.pools.0.podsPerReplica", 2) for role in ("prefill", "decode")),
+    )
 
 
 def every_flag() -> PDCluster:
@@ -102,7 +112,7 @@ def test_every_flag_that_is_rendered_is_refused_of_the_user() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("version", installed(parser_only=True))
 def test_vllm_s_own_parser_takes_every_command_line(version: str) -> None:
-    clusters = [every_flag(), *map(load, sorted(EXAMPLES.glob("*.yaml")))]
+    clusters = [every_flag(), over_pods(), *map(load, sorted(EXAMPLES.glob("*.yaml")))]
     of_stock = [each for each in clusters if each.spec.engine.type == "vllm"]
     lines = [line[1:] for cluster in of_stock for line in command_lines(cluster)]
 

@@ -101,7 +101,10 @@ def stock_file(*, is_process: bool = True) -> dict[str, Any]:
     pool = cluster.spec.roles.present()["decode"].pools[0]
     vllm = VllmSettings(http=1, kv_events=2, side_channel=3, is_process=is_process)
     engine = cluster.spec.engine_of("decode")
-    return engine_file(cluster, "decode", pool, engine, replace(SITE, vllm=vllm))
+    file = engine_file(cluster, "decode", pool, engine, replace(SITE, vllm=vllm))
+    # that is of several pods, where none is a process
+    file["engine"]["vllm"]["eventsFromPods"] = True
+    return file
 
 
 def nothing_by_default(scheduling: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -357,6 +357,12 @@ BAD = [
         None,
     ),
     InvalidObject(
+        at("spec.roles.decode.engine", {"dataParallelSize": 9}),
+        "spec.roles.decode.engine.dataParallelSize: must be at most 8, not 9, but for type vllm; "
+        "lower it, and give the pool more replicas",
+        "spec.roles",
+    ),
+    InvalidObject(
         both(
             at(f"{POOL}.podsPerReplica", 2),
             at("spec.roles.decode.engine", {"dataParallelSize": 4}),

@@ -78,9 +78,12 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         "spec.roles",
     ),
     (
-        both(vllm(dataParallelSize=4), at("spec.roles.decode.pools.0.podsPerReplica", 2)),
-        "spec.roles.decode.pools[0].podsPerReplica: is 2, and dataParallelSize 4: vLLM's data "
-        "parallel ranks of a worker are in one pod; leave one of them out, and give the pool more",
+        both(
+            vllm(dataParallelSize=3, tensorParallelSize=2),
+            at("spec.roles.decode.pools.0.podsPerReplica", 2),
+        ),
+        "spec.roles.decode.pools[0].podsPerReplica: is 2, and dataParallelSize 3: a pod of vLLM's "
+        "has whole data-parallel ranks, or a rank has whole pods; make one a multiple of the other",
         "spec.roles",
     ),
     (
@@ -165,6 +168,31 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         "spec.engine.args[0]: --kv-offloading-b may be short for --kv-offloading-backend, which "
         "is for --kv-offloading-size, which is refused; remove it",
         "spec.engine.args[0]",
+    ),
+    *(
+        (vllm(args=[flag]), f"spec.engine.args[0]: {flag} {reason}", None)
+        for flag, reason in (
+            (
+                "--enable-fault-tolerance",
+                "needs a balancer outside vLLM, where PDCluster chooses the rank of each request; "
+                "remove it: a worker that loses a rank is started again",
+            ),
+            (
+                "--fault-tolerance-config",
+                "turns on --enable-fault-tolerance, which is refused; remove it",
+            ),
+            (
+                "--enable-elastic-ep",
+                "changes the number of ranks while they serve, which the server process does not "
+                "follow; remove it, and set engine.dataParallelSize",
+            ),
+            (
+                "--prefill-context-parallel-size",
+                "multiplies the ranks, for which pods ask for no accelerators; set "
+                "engine.tensorParallelSize in its place",
+            ),
+            ("-pcp", "multiplies the ranks as --prefill-context-parallel-size does; remove it"),
+        )
     ),
     (
         vllm(args=["--lora-modules", "sql=/sql"]),

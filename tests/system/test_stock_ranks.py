@@ -1,9 +1,8 @@
-"""Two data-parallel ranks of one real vLLM behind each worker, KV between them by NIXL on this CPU.
-
-As tests/system/test_stock_vllm.py, where PDCLUSTER_TEST_VLLM is set.
+"""Two data-parallel ranks of one real vLLM behind each worker, KV between them by NIXL on this CPU:
+those of the prefill worker in a pod each, as the operator renders them, those of the decode worker
+in one.  As tests/system/test_stock_vllm.py, where PDCLUSTER_TEST_VLLM is set.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,17 +10,20 @@ import pytest
 
 from tests.reference import Reference
 from tests.system.cluster import NewCluster, Pair
-from tests.system.stock_vllm import FOLDER, SWITCH, make_wide_model, stock_engine
+from tests.system.stock_pods import StockPods, add_worker
+from tests.system.stock_vllm import (
+    LEASE_SECONDS,
+    NOT_ASKED,
+    installed,
+    make_wide_model,
+    stock_engine,
+    wait_ready,
+)
 from tests.system.worker_process import WorkerProcess
 
-START_SECONDS = 900.0
-
 pytestmark = [
-    pytest.mark.skipif(
-        not os.environ.get(SWITCH) or not (FOLDER / ".ready").is_file(),
-        reason=f"set {SWITCH}=1, after bench/peers/install_vllm.sh {FOLDER}",
-    ),
-    pytest.mark.timeout(2 * START_SECONDS),
+    pytest.mark.skipif(not installed(), reason=NOT_ASKED),
+    pytest.mark.timeout(1800),
 ]
 
 
@@ -31,25 +33,32 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pair(open_cluster: NewCluster, model: Path) -> Iterator[Pair]:
+def pair(
+    open_cluster: NewCluster, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair]:
     """Two ranks on both sides."""
-    with open_cluster("ranks") as cluster:
-        cluster.lease_seconds = 60
-        workers = []
-        for role in ("prefill", "decode"):
-            worker = cluster.add_worker(role, f"ranks-{role}-0", model=model, start=False)
-            worker.settings["engine"] = stock_engine(model, role, size=2)
-            worker.start()
-            workers.append(worker)
-        for worker in workers:
-            worker.wait_ready(START_SECONDS)
-        cluster.wait_connected()
-        yield Pair(cluster, *workers)
+    with (
+        open_cluster("ranks") as cluster,
+        StockPods(model, tmp_path_factory.mktemp("pods"), "prefill") as pods,
+    ):
+        cluster.lease_seconds = LEASE_SECONDS
+        prefill = add_worker(cluster, pods)
+        decode = cluster.add_worker("decode", "ranks-decode-0", model=model, start=False)
+        decode.settings["engine"] = stock_engine(model, "decode", size=2)
+        decode.start()
+        pair = Pair(cluster, prefill, decode)
+        wait_ready(pair)
+        yield pair
 
 
 def by_rank(worker: WorkerProcess) -> dict[str, float]:
     """Requests that each rank was given."""
     return worker.metrics().by_label("engine_requests_total", "engine")
+
+
+def grown(before: dict[str, float], after: dict[str, float]) -> set[str]:
+    """Ranks that were given a request between the two."""
+    return {rank for rank, count in after.items() if count > before.get(rank, 0.0)}
 
 
 def test_both_ranks_on_both_sides_answer_and_give_the_model_s_tokens(pair, model, prompts):
@@ -66,20 +75,24 @@ def test_both_ranks_on_both_sides_answer_and_give_the_model_s_tokens(pair, model
 
     after = [by_rank(worker) for worker in (pair.prefill, pair.decode)]
     for old, new in zip(before, after, strict=True):
-        assert all(new[rank] > old.get(rank, 0.0) for rank in ("0", "1")), (old, new)
+        assert grown(old, new) == {"0", "1"}
 
 
-def test_a_prefix_is_reused_at_the_rank_that_has_it(pair, prompts):
+@pytest.mark.parametrize(("side", "leg"), [("prefill", "remote"), ("decode", "local")])
+def test_a_prefix_is_reused_at_the_rank_that_has_it(pair, prompts, side, leg):
+    worker = getattr(pair, side)
+    used = set()
     for number in range(4):
         prompt = prompts(256 + number)
-        first = pair.decode.client.complete(prompt, "local")
-        before = by_rank(pair.decode)
+        before = by_rank(worker)
+        first = pair.decode.client.complete(prompt, leg)
+        between = by_rank(worker)
+        again = pair.decode.client.complete([*prompt, *first.tokens, 7], leg)
 
-        again = pair.decode.client.complete([*prompt, *first.tokens, 7], "local")
-
-        assert again.cached_tokens >= 256, number
-        grown = {rank for rank, count in by_rank(pair.decode).items() if count > before[rank]}
-        assert len(grown) == 1
+        assert again.cached_tokens >= 256 or leg == "remote", number
+        assert grown(before, between) == grown(between, by_rank(worker))
+        used |= grown(before, between)
+    assert used == {"0", "1"}
 
 
 def test_each_rank_has_an_engine_id_and_a_port_in_the_record(pair):

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.kv_transfer import KvTransferSpec
-from pdcluster_schema.ports import MAX_ENGINES, SchedulerName
+from pdcluster_schema.ports import MAX_WORKER_RANKS, SchedulerName
 from pdcluster_schema.quantities import Quantity
 from pdcluster_schema.section import Crd, Many, Rule, SpecSection
 from pdcluster_schema.values import Milliseconds, Natural, Positive, Ranks, Seconds, Text
@@ -217,11 +217,12 @@ class EngineSpec(SpecSection):
     """CPU threads of the model; 0 = from the CPU limit; under pdctl up a share of the machine and
     idle cores of its other engines. Default 0.
     """
-    data_parallel_size: Annotated[int, Field(ge=1, le=MAX_ENGINES)] = 1
+    data_parallel_size: Annotated[int, Field(ge=1, le=MAX_WORKER_RANKS)] = 1
     """Engine processes of one worker, behind its one address. They share its threads, KV memory,
     blocks and transferBandwidth; each loads the weights and has maxBatchedTokens and maxSequences
-    of its own. One that dies is started again while the others keep serving. For type vllm: ranks
-    of its one server, each with accelerators of its own; they end together. Default 1.
+    of its own; at most 8. One that dies is started again while the others keep serving. For type
+    vllm: ranks of its one server, each with accelerators of its own, in all pods of the worker;
+    they end together. Default 1.
     """
     transport: Literal["auto", "tcp", "nixl", "ucx"] = "auto"
     """Transport of KV blocks between workers. nixl and ucx need an image with that extra

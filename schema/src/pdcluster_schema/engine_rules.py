@@ -9,7 +9,7 @@ from pydantic.alias_generators import to_snake
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import ACCELERATOR_TOKENS, EngineSpec
-from pdcluster_schema.ports import MAX_PODS, MAX_RANKS, WHOLE_PROMPT_SCHEDULERS
+from pdcluster_schema.ports import MAX_ENGINES, MAX_PODS, MAX_RANKS, WHOLE_PROMPT_SCHEDULERS
 from pdcluster_schema.section import Rule
 from pdcluster_schema.sections import PoolSpec
 from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, VLLM, VLLM_ONLY
@@ -58,7 +58,7 @@ def misfit(engine: EngineSpec, pools: Sequence[PoolSpec]) -> tuple[str, str, str
 
 def _rank_misfit(engine: EngineSpec, pool: PoolSpec, sizes: str) -> tuple[str, str, str] | None:
     """sizes: of the ranks, as text."""
-    ranks = num_ranks(engine)
+    ranks, data = num_ranks(engine), engine.data_parallel_size
     pods, most = pods_per_replica(engine, pool), pool.gpus_per_pod or MAX_RANKS
     divided = pods if engine.type == VLLM else 1
     if ranks > most * divided:
@@ -82,19 +82,24 @@ def _rank_misfit(engine: EngineSpec, pool: PoolSpec, sizes: str) -> tuple[str, s
             f"{pods} pods do not divide the {ranks} ranks of a worker ({sizes})",
             "give a number that does, or change the ranks",
         )
-    if engine.type != VLLM and pods > 1 and engine.data_parallel_size != pods:
+    if engine.type != VLLM and pods > 1 and data != pods:
         return (
             "POOL.podsPerReplica",
-            f"is {pods}, and dataParallelSize {engine.data_parallel_size}: each pod of a "
-            "worker has one of its engines",
+            f"is {pods}, and dataParallelSize {data}: each pod of a worker has one of its engines",
             f"set engine.dataParallelSize: {pods}, or leave podsPerReplica out",
         )
-    if engine.type == VLLM and pods > 1 and engine.data_parallel_size > 1:
+    if engine.type != VLLM and data > MAX_ENGINES:
+        return (
+            "engine.dataParallelSize",
+            f"must be at most {MAX_ENGINES}, not {data}, but for type vllm",
+            "lower it, and give the pool more replicas",
+        )
+    if engine.type == VLLM and data % pods and pods % data:
         return (
             "POOL.podsPerReplica",
-            f"is {pods}, and dataParallelSize {engine.data_parallel_size}: vLLM's data "
-            "parallel ranks of a worker are in one pod",
-            "leave one of them out, and give the pool more replicas",
+            f"is {pods}, and dataParallelSize {data}: a pod of vLLM's has whole data-parallel "
+            "ranks, or a rank has whole pods",
+            "make one a multiple of the other",
         )
     return None
 

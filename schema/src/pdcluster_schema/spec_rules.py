@@ -16,7 +16,7 @@ from pydantic.alias_generators import to_camel, to_snake
 
 from pdcluster_schema.accelerators import accelerators
 from pdcluster_schema.engine_rules import engine_rule, engine_rules, given, value_or_default
-from pdcluster_schema.ports import MAX_RANKS
+from pdcluster_schema.ports import MAX_ENGINES, MAX_RANKS
 from pdcluster_schema.routing import PREFILL_PARTS
 from pdcluster_schema.section import Cel, Rule
 from pdcluster_schema.sections import COMPUTING, ROLES
@@ -168,11 +168,13 @@ def _rank_rules() -> Iterator[Cel]:
     )
     yield Cel(
         of_pools(
-            f"pods == 1 || {value_or_default(data, 'self.roles.ROLE')} == ({is_ours} ? pods : 1)"
+            f"[{value_or_default(data, 'self.roles.ROLE')}].all(data, {is_ours} ? "
+            f"data <= {MAX_ENGINES} && (pods == 1 || data == pods) : "
+            "data % pods == 0 || pods % data == 0)"
         ),
-        "engine.dataParallelSize must be podsPerReplica, since each pod has one of the engines of "
-        "a worker, and 1 for a stock engine of several pods: set it to that, or leave "
-        "podsPerReplica out",
+        f"engine.dataParallelSize must be at most {MAX_ENGINES}, and podsPerReplica where that is "
+        "given, since each pod has one of the engines of a worker; for a stock engine a multiple "
+        "or a divisor of podsPerReplica: set it to that, or leave podsPerReplica out",
         ".roles",
     )
     yield Cel(

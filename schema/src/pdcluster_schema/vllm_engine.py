@@ -71,6 +71,24 @@ _HARMFUL = {
 }
 """Flags that break what PDCluster promises: the reason and the fix of each."""
 
+_OF_RANKS = {
+    "enable-fault-tolerance": (
+        "needs a balancer outside vLLM, where PDCluster chooses the rank of each request",
+        "remove it: a worker that loses a rank is started again",
+    ),
+    "fault-tolerance-config": ("turns on --enable-fault-tolerance, which is refused", "remove it"),
+    "enable-elastic-ep": (
+        "changes the number of ranks while they serve, which the server process does not follow",
+        "remove it, and set engine.dataParallelSize",
+    ),
+    "prefill-context-parallel-size": (
+        "multiplies the ranks, for which pods ask for no accelerators",
+        "set engine.tensorParallelSize in its place",
+    ),
+    "pcp": ("multiplies the ranks as --prefill-context-parallel-size does", "remove it"),
+}
+"""Likewise, of which the API server's rules do not know: their cost is bounded."""
+
 _OWNED = (
     "host",
     "port",
@@ -193,7 +211,8 @@ def check_argument(value: str) -> str:
     subject = flag if flag == flag_text else f"{flag_text} may be short for {flag}, which"
     if re.search(DATA_PARALLEL_FLAGS, flag):
         raise rule(f"{subject} is set by PDCluster", "set engine.dataParallelSize in its place")
-    if (harm := _HARMFUL.get(flag.lstrip("-"))) is not None:
+    name = flag.lstrip("-")
+    if (harm := _HARMFUL.get(name) or _OF_RANKS.get(name)) is not None:
         raise rule(f"{subject} {harm[0]}", harm[1])
     if re.search(OWNED_FLAGS, flag):
         raise rule(f"{subject} is set by PDCluster", "remove it")

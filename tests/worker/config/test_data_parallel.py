@@ -95,7 +95,7 @@ def test_share_leaves_what_is_not_limited_as_it_is_and_every_engine_a_thread(
     ("role", "engine", "reason"),
     [
         ("mixed", {"dataParallelSize": 0}, "`int` >= 1"),
-        ("mixed", {"dataParallelSize": 9}, "`int` <= 8"),
+        ("mixed", {"dataParallelSize": 9}, "dataParallelSize must be at most 8, not 9"),
         (
             "mixed",
             {"dataParallelSize": 4, "numBlocks": 3},

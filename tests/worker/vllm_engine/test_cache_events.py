@@ -1,13 +1,17 @@
 """vLLM's KV events as our block events."""
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
+import zmq
+import zmq.asyncio
 
 from pdcluster_worker.messages.block_hash import block_hashes
 from pdcluster_worker.messages.engine import BlockEvents
-from pdcluster_worker.vllm_engine.cache_events import CacheEvents
+from pdcluster_worker.vllm_engine.cache_events import CacheEvents, Subscription
+from tests.ports import free_port
 
 SIZE = 4
 TOKENS = list(range(100, 116))
@@ -206,3 +210,25 @@ def test_a_snapshot_is_the_whole_cache() -> None:
     cache.take(0, batch(stored([11, 12], TOKENS[:8])))
 
     assert cache.snapshot() == BlockEvents(OURS[:2], [], 2, is_cleared=True)
+
+
+@pytest.mark.processes
+async def test_events_come_to_an_address_and_messages_of_another_form_are_ignored(caplog) -> None:
+    taken = asyncio.Queue[tuple[int, bytes]]()
+    port = free_port()
+    subscription = Subscription("127.0.0.2", port, lambda *batch: taken.put_nowait(batch))
+    subscription.open()
+    context = zmq.asyncio.Context()
+    publisher = context.socket(zmq.PUB)
+    publisher.connect(f"tcp://127.0.0.2:{port}")
+    try:
+        while taken.empty():  # until it is connected
+            await publisher.send_multipart([b"", b"x"])
+            await publisher.send_multipart([b"", (7).to_bytes(8, "big"), b"y"])
+            await asyncio.sleep(0.05)
+        assert await taken.get() == (7, b"y")
+    finally:
+        publisher.close(linger=0)
+        context.destroy(linger=0)
+        subscription.close()
+    assert "ignored KV events of 2 frames in place of 3" in caplog.text

@@ -27,6 +27,7 @@ from pdcluster_schema.workload import GroupId, WorkloadId
 
 CONTAINER = "worker"
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+_SERVERS = "--api-server-count"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _OF_SERVER = ("readinessProbe", "livenessProbe", "startupProbe", "lifecycle")
@@ -122,7 +123,10 @@ def _stock(engine: Manifest) -> Manifest:
     kept = {
         name: value for name, value in engine.items() if name not in (*_OF_SERVER, "restartPolicy")
     }
-    flags = _with_flags(engine, ["--headless"])
+    # its number is that of the leader, where it is given, and vLLM refuses any beside --headless
+    given = [*(engine.get("command") or ()), *(engine.get("args") or ())]
+    servers = [_SERVERS, "0"] if _SERVERS in given else []
+    flags = _with_flags(engine, [*servers, "--headless"])
     return {**kept, **flags, "readinessProbe": _READINESS, "lifecycle": _LIFECYCLE}
 
 

@@ -19,6 +19,7 @@ from pdcluster_api.manifests.objects import (
 from pdcluster_api.manifests.vllm_connectors import kv_transfer_config
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.engine_rules import pods_per_replica
 from pdcluster_schema.model import ModelSpec
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import HTTP_PORT, MASTER_PORT
@@ -47,7 +48,7 @@ _FLAGS = {
 
 
 # Flags for ranks in several pods: the executor's own processes, without Ray. Kubernetes puts the
-# pod's own variables in.
+# pod's own variables in, and vLLM takes from the node's rank which data-parallel ranks are there.
 _OVER_PODS = (
     "--nnodes {} --node-rank $(LWS_WORKER_INDEX) --master-addr $(LWS_LEADER_ADDRESS) "
     f"--master-port {MASTER_PORT}"
@@ -59,6 +60,7 @@ class VllmSettings:
     """Listeners of a stock engine."""
 
     address: str = LOOPBACK
+    leader: str = LOOPBACK  # of a worker of several pods: where the events of its ranks go
     http: int = 8100  # of this worker's server process alone, on loopback
     # of the first rank, the others in a row behind it
     kv_events: int = 8101
@@ -68,7 +70,7 @@ class VllmSettings:
 
 
 # Listeners in a pod, whose address the kubelet puts in
-IN_CONTAINER = VllmSettings(address="$(POD_IP)")
+IN_CONTAINER = VllmSettings(address="$(POD_IP)", leader="$(LWS_LEADER_ADDRESS)")
 
 
 def vllm_command(
@@ -76,6 +78,8 @@ def vllm_command(
 ) -> list[str]:
     """The whole command line.  engine: of the role of the pool."""
     model = cluster.spec.model
+    pods = pods_of(engine, pool, site)
+    events_host = site.leader if pods > 1 and engine.data_parallel_size > 1 else LOOPBACK
     ours = {
         **_flags_of_fields(engine),
         "--dtype": model.dtype,
@@ -88,16 +92,16 @@ def vllm_command(
         "--kv-events-config": _json(
             enable_kv_cache_events=True,
             publisher="zmq",
-            endpoint=f"tcp://{LOOPBACK}:{site.kv_events}",
+            endpoint=f"tcp://{events_host}:{site.kv_events}",
             topic="",
         ),
     }
     on_cpu = pool.gpu == NO_ACCELERATOR
     if on_cpu or "kv_cache_memory" in engine.model_fields_set:
         # by default vLLM takes nearly all memory of a machine without an accelerator
-        ours["--kv-cache-memory-bytes"] = _share(engine.kv_cache_memory, engine)
+        ours["--kv-cache-memory-bytes"] = _share(engine.kv_cache_memory, engine, pods)
     if engine.num_blocks:
-        ours["--num-gpu-blocks-override"] = _share(engine.num_blocks, engine)
+        ours["--num-gpu-blocks-override"] = _share(engine.num_blocks, engine, pods)
     moves_kv = cluster.spec.roles.mixed is None
     transfer = kv_transfer_config(engine, on_cpu=on_cpu, moves_kv=moves_kv)
     if transfer is not None:
@@ -115,14 +119,22 @@ def vllm_command(
         "--enable-prompt-tokens-details",
         "--disable-uvicorn-access-log",
         *(text for flag, value in ours.items() for text in (flag, str(value))),
+        *(_OVER_PODS.format(pods).split() if pods > 1 else ()),
     ]
+
+
+def pods_of(engine: EngineSpec, pool: PoolSpec, site: VllmSettings) -> int:
+    """Pods that one worker's ranks are divided among."""
+    return 1 if site.is_process else pods_per_replica(engine, pool)
 
 
 def vllm_environment(pool: PoolSpec, engine: EngineSpec, site: VllmSettings) -> dict[str, str]:
     on_cpu = {"VLLM_TARGET_DEVICE": "cpu"} if pool.gpu == NO_ACCELERATOR else {}
     threads = {}
     if engine.threads:
-        threads["OMP_NUM_THREADS"] = str(_share(engine.threads, engine))
+        threads["OMP_NUM_THREADS"] = str(
+            _share(engine.threads, engine, pods_of(engine, pool, site))
+        )
         if on_cpu:
             # its own choice of cores is the same in every process of a machine
             threads["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
@@ -175,9 +187,9 @@ def vllm_logging(engine: EngineSpec) -> str:
     )
 
 
-def _share(value: int, engine: EngineSpec) -> int:
-    """Even share of each rank in what its worker has."""
-    return max(1, value // engine.data_parallel_size)
+def _share(value: int, engine: EngineSpec, pods: int) -> int:
+    """Even share of each data-parallel rank in what its pod has."""
+    return max(1, value // max(1, engine.data_parallel_size // pods))
 
 
 def _flags_of_fields(engine: EngineSpec) -> dict[str, object]:
@@ -278,7 +290,6 @@ def engine_container(
     engine: EngineSpec,
     model_path: str,
     *,
-    num_pods: int,
     resources: dict[str, Any],
     mounts: tuple[Manifest, ...],
 ) -> Manifest:
@@ -291,10 +302,7 @@ def engine_container(
         "image": engine.image,
         "imagePullPolicy": cluster.spec.image.pull_policy,
         "restartPolicy": "Always",
-        "command": [
-            *vllm_command(cluster, pool, engine, model_path, IN_CONTAINER),
-            *(_OVER_PODS.format(num_pods).split() if num_pods > 1 else ()),
-        ],
+        "command": vllm_command(cluster, pool, engine, model_path, IN_CONTAINER),
         "env": [
             *field_variables({"POD_IP": "status.podIP"}),
             # the API server leaves an empty value out

@@ -28,6 +28,7 @@ from pdcluster_api.manifests.vllm import (
     IN_CONTAINER,
     VllmSettings,
     max_lora_rank,
+    pods_of,
     vllm_command,
     vllm_environment,
     vllm_logging,
@@ -227,6 +228,8 @@ def _engine_section(
         )
         return section
     vllm = _changed(site.vllm, _VLLM_PORTS)
+    if engine.data_parallel_size > 1 and pods_of(engine, pool, site.vllm) > 1:
+        vllm["eventsFromPods"] = True
     if engine.allow_unknown_version:
         vllm["allowUnknownVersion"] = True
     startup_seconds = cluster.spec.roles.present()[role].startup_timeout_seconds

@@ -114,7 +114,6 @@ def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) 
                 pool,
                 engine,
                 model.path,
-                num_pods=cluster.spec.pods_per_replica(workload.role, pool),
                 resources=_with_accelerators(cluster, workload, pool),
                 mounts=model.mounts,
             )

@@ -1,5 +1,6 @@
 """A worker of several pods: its two StatefulSets, their pods, and what belongs to them."""
 
+import json
 import os
 import socket
 import subprocess
@@ -171,6 +172,31 @@ def test_ranks_of_a_stock_engine_are_divided_among_the_pods() -> None:
     for engine in (led, following):
         assert engine["resources"]["limits"] == {"nvidia.com/gpu": "8"}
         assert set(variables(engine)) >= {"LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS", "POD_IP"}
+
+
+def test_data_parallel_ranks_of_a_stock_engine_answer_and_tell_of_their_caches_at_the_leader() -> (
+    None
+):
+    ranks = both(
+        at("spec.engine.tensorParallelSize", 4),
+        at("spec.engine.dataParallelSize", 4),
+        at("spec.engine.numBlocks", 100),
+        at("spec.engine.threads", 8),
+    )
+    leader, follower = sets_of(STOCK, ranks).values()
+    led = by_name(pod(leader)["spec"]["initContainers"])["engine"]
+    following = by_name(pod(follower)["spec"]["containers"])["engine"]
+    line = led["command"]
+    assert following["command"] == [*line, "--api-server-count", "0", "--headless"]
+    given = {flag: line[line.index(flag) + 1] for flag in line if flag.startswith("--")}
+    events = json.loads(given["--kv-events-config"])
+    assert events["endpoint"] == "tcp://$(LWS_LEADER_ADDRESS):8101"
+    assert given["--data-parallel-size"] == "4"
+    assert given["--nnodes"] == "2"
+    # of a pod's two ranks each has half of what a pod has
+    assert given["--num-gpu-blocks-override"] == "50"
+    assert variables(led)["OMP_NUM_THREADS"] == "4"
+    assert engine_of(STOCK, ranks)["engine"]["vllm"]["eventsFromPods"] is True
 
 
 @pytest.mark.parametrize("change", [TWO, STOCK])

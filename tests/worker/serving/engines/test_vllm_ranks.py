@@ -219,7 +219,9 @@ async def test_a_port_of_a_rank_that_is_taken_is_a_wrong_setting(tmp_path):
         try:
             await ranks.group.start()
             ranks.group.begin("float32")
-            with pytest.raises(EngineDiedError, match=f"kvEventsPort {port} cannot be used"):
+            with pytest.raises(
+                EngineDiedError, match=f"kvEventsPort: 127.0.0.1:{port} cannot be used"
+            ):
                 await asyncio.wait_for(ranks.group.ready(), 10)
             assert (await asyncio.wait_for(ranks.group.ended, 10)).exit_status.result() == (
                 WRONG_SETTING

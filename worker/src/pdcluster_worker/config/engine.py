@@ -36,7 +36,8 @@ OURS_ALONE = (
 
 class VllmConfig(Section, frozen=True):
     port: OwnPort = 8100
-    kv_events_port: OwnPort = 8101  # where this worker listens
+    kv_events_port: OwnPort = 8101  # where this worker listens, on loopback
+    events_from_pods: bool = False  # ranks in other pods send events too: listen at `listen.host`
     side_channel_port: OwnPort = 8200  # where peers' engines get NIXL metadata
     startup_timeout_seconds: Positive = 3600  # a model and its warm-up; then it is started again
     command: tuple[str, ...] = ()  # empty = another container runs it
@@ -90,7 +91,7 @@ class EngineConfig(Section, frozen=True):
     num_blocks: Positive | None = None
     # 0 = from the cgroup limit; each has a stack and waits at every barrier
     threads: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
-    data_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_ENGINES)] = 1
+    data_parallel_size: Ranks = 1
     transport: Literal["auto", "tcp", "nixl", "ucx"] = "auto"
     transfer_bandwidth: Natural = 0  # bytes per second; 0 = no limit
     verify_transfers: bool = False
@@ -114,6 +115,11 @@ class EngineConfig(Section, frozen=True):
             raise ValueError(
                 f"{given[0]} is for engine type pdcluster, not vllm: leave it out, or say it in "
                 "vLLM's own arguments"
+            )
+        if self.type == "pdcluster" and self.data_parallel_size > MAX_ENGINES:
+            raise ValueError(
+                f"dataParallelSize must be at most {MAX_ENGINES}, not {self.data_parallel_size}, "
+                "but for engine type vllm: lower it"
             )
         limit = MAX_RANKS if self.type == "pdcluster" else MAX_WORKER_RANKS
         if self.num_ranks > limit:

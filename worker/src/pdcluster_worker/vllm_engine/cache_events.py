@@ -7,6 +7,7 @@ in the sequence clears all.
 """
 
 import asyncio
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +16,12 @@ from typing import Any
 import msgspec
 import zmq
 
+from pdcluster_schema.ports import join_address
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.messages.block_hash import next_hash
 from pdcluster_worker.messages.engine import BlockEvents
+
+logger = logging.getLogger(__name__)
 
 EngineHash = int | bytes
 
@@ -181,21 +185,22 @@ class CacheEvents:
 class Subscription:
     """A socket that vLLM connects to, so a restarted engine finds it."""
 
-    def __init__(self, port: int, on_batch: Callable[[int, bytes], None]) -> None:
-        self._port = port
+    def __init__(self, host: str, port: int, on_batch: Callable[[int, bytes], None]) -> None:
+        self._address = join_address(host, port)
         self._on_batch = on_batch
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.SUB)
         self._socket.set_hwm(0)
+        self._socket.setsockopt(zmq.IPV6, int(":" in host))
         self._socket.subscribe(b"")
         self._loop = asyncio.get_running_loop()
 
     def open(self) -> None:
         """Raises ConfigError when the port cannot be used."""
         try:
-            self._socket.bind(f"tcp://127.0.0.1:{self._port}")
+            self._socket.bind(f"tcp://{self._address}")
         except zmq.ZMQError as e:
-            message = f"engine.vllm.kvEventsPort {self._port} cannot be used: {e}"
+            message = f"engine.vllm.kvEventsPort: {self._address} cannot be used: {e}"
             raise ConfigError(message) from e
         self._loop.add_reader(self._socket.fileno(), self._poll)
 
@@ -206,8 +211,11 @@ class Subscription:
 
     def _poll(self) -> None:
         while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            _, sequence, payload = self._socket.recv_multipart(zmq.NOBLOCK)
-            self._on_batch(int.from_bytes(sequence, "big"), payload)
+            match self._socket.recv_multipart(zmq.NOBLOCK):
+                case [_, sequence, payload]:
+                    self._on_batch(int.from_bytes(sequence, "big"), payload)
+                case frames:
+                    logger.warning("ignored KV events of %d frames in place of 3", len(frames))
 
 
 def _keys(event: BlockStored, index: int) -> list[Any]:

@@ -159,7 +159,8 @@ class VllmChild(Child):
         self.http = VllmClient(vllm.port, rank if size > 1 else None)
         self._server = server
         self._config = config
-        self._subscription = Subscription(vllm.kv_events_port + rank, self._on_batch)
+        host = config.listen.host if vllm.events_from_pods else "127.0.0.1"
+        self._subscription = Subscription(host, vllm.kv_events_port + rank, self._on_batch)
         self._reports: Reports | None = None
         self._engine: VllmEngine | None = None
 
