@@ -170,17 +170,17 @@ async def our_router(
         ready = await _ready(role, listen["http"], process, logs, len(workers))
         if name in PICKERS:
             ready = await stack.enter_async_context(
-                _envoy(listen["picker"], PICKERS[name], ready, logs)
+                _envoy(f"127.0.0.1:{listen['picker']}", PICKERS[name], ready, logs)
             )
         yield Router(name, ready.address, ready.parts)
 
 
 @asynccontextmanager
 async def _envoy(
-    picker_port: int, modes: Mapping[str, str], picker: Router, logs: Path
+    address: str, modes: Mapping[str, str], picker: Router, logs: Path
 ) -> AsyncIterator[Router]:
     port, config = free_port(), logs / "envoy.yaml"
-    config.write_text(yaml.safe_dump(envoy.envoy_config(port, picker_port, **modes)))
+    config.write_text(yaml.safe_dump(envoy.envoy_config(f"127.0.0.1:{port}", address, **modes)))
     async with _started("envoy", envoy.envoy_command(config), {}, logs) as process:
         ready = await _ready("envoy", port, process, logs)
         yield Router("", ready.address, {**picker.parts, **ready.parts})

@@ -9,7 +9,8 @@ fetches a page.
     client_program.py get URL                   a page
 
 Prints one JSON object for each answer as it comes: {"status", "prefill", "text"},
-with status 0 and the reason as text when there was none.  Of a stream it prints
+with status 0 and the reason as text when there was none, and of an error
+"retry_after", its header.  Of a stream it prints
 {"index", "begun"} at the first token, and at its end {"index", "status", "prefill",
 "tokens", "done", "error"}: the bytes of each token, and whether [DONE] came.
 """
@@ -109,7 +110,9 @@ def fetch(request: urllib.request.Request, read: Callable[[str], str]) -> dict[s
                 "text": read(text),
             }
     except urllib.error.HTTPError as e:
-        return {"status": e.code, "prefill": None, "text": e.read().decode()}
+        retry_after = e.headers.get("retry-after")
+        text = e.read().decode()
+        return {"status": e.code, "prefill": None, "text": text, "retry_after": retry_after}
     except Exception as e:
         return {"status": 0, "prefill": None, "text": f"{type(e).__name__}: {e}"}
 

@@ -18,6 +18,7 @@ from e2e.greedy import Greedy
 from e2e.harness import (
     ARTIFACTS,
     EXAMPLE,
+    FLEET_ENGINE,
     LOOK_SECONDS,
     NAME,
     READY_SECONDS,
@@ -84,14 +85,6 @@ def chat(operator: Kubernetes) -> Kubernetes:
     wait_until_ready(operator)
     wait_for_workers(operator, prefill=1, decode=1)
     return operator
-
-
-FLEET_ENGINE = {
-    "maxBatchedTokens": 256,
-    "maxModelLen": 4096,
-    "kvCacheMemory": "1Gi",
-    "transferBandwidth": 40_000_000,  # slow enough that a long prompt is on its way for seconds
-}
 
 
 @pytest.fixture

@@ -38,6 +38,12 @@ CLIENT_PROGRAM = Path(__file__).with_name("client_program.py")
 READY_SECONDS = 300.0
 LOOK_SECONDS = 0.5  # between two looks of a test that waits: each costs what the workers have, too
 ARTIFACTS = Path(__file__).parent / ".artifacts"
+FLEET_ENGINE = {
+    "maxBatchedTokens": 256,
+    "maxModelLen": 4096,
+    "kvCacheMemory": "1Gi",
+    "transferBandwidth": 40_000_000,  # slow enough that a long prompt is on its way for seconds
+}
 
 
 @dataclass(frozen=True)
@@ -236,13 +242,12 @@ def ready(pods: list[Json]) -> list[Json]:
 
 
 def wait_for_workers(
-    cluster: Kubernetes, *, prefill: int, decode: int, seconds: float = READY_SECONDS
+    cluster: Kubernetes, *, seconds: float = READY_SECONDS, **replicas: int
 ) -> None:
     """Wait until each role has exactly so many pods, all ready, and the status agrees.
 
     A pod that is still ending counts as one too many.
     """
-    replicas = {"prefill": prefill, "decode": decode}
     wanted = {role: f"{number}/{number}" for role, number in replicas.items()}
 
     def is_there() -> bool:

@@ -65,9 +65,9 @@ class Streams:
 
 
 @contextmanager
-def streams(cluster: Kubernetes, stories: Stories) -> Iterator[Streams]:
+def streams(cluster: Kubernetes, stories: Stories, url: str = URL) -> Iterator[Streams]:
     """Begin them; the client is killed when the block is left before they have ended."""
-    with cluster.load("streams", URL, json.dumps(asdict(stories))) as program:
+    with cluster.load("streams", url, json.dumps(asdict(stories))) as program:
         opened = Streams(program, stories)
         try:
             yield opened

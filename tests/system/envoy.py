@@ -20,18 +20,23 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "gateway" / "envoy.yaml"
 READY_SECONDS = 30.0
 
 
-def envoy_config(port: int, picker_port: int, **modes: str) -> dict[str, Any]:
-    """The example's, which listens there.  modes: of `processing_mode`, over the example's."""
+def envoy_config(listen: str, picker: str, **modes: str) -> dict[str, Any]:
+    """The example's, with these addresses.  modes: of `processing_mode`, over the example's."""
     document: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
-    (listener,), (_, picker) = (
+    (listener,), (_, upstream) = (
         document["static_resources"][name] for name in ("listeners", "clusters")
     )
-    listener["address"]["socket_address"]["port_value"] = port
+    listener["address"] = _address(listen)
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
     manager["http_filters"][0]["typed_config"]["processing_mode"] |= modes
-    (endpoint,) = picker["load_assignment"]["endpoints"][0]["lb_endpoints"]
-    endpoint["endpoint"]["address"]["socket_address"]["port_value"] = picker_port
+    (endpoint,) = upstream["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    endpoint["endpoint"]["address"] = _address(picker)
     return document
+
+
+def _address(address: str) -> dict[str, Any]:
+    host, _, port = address.rpartition(":")
+    return {"socket_address": {"address": host, "port_value": int(port)}}
 
 
 def envoy_command(config: Path) -> list[str]:
@@ -44,7 +49,8 @@ def envoy_before(picker_port: int, folder: Path, **modes: str) -> Iterator[Clien
     """A client of it."""
     port = free_port()
     config = folder / f"envoy-{port}.yaml"
-    config.write_text(yaml.safe_dump(envoy_config(port, picker_port, **modes)))
+    document = envoy_config(f"127.0.0.1:{port}", f"127.0.0.1:{picker_port}", **modes)
+    config.write_text(yaml.safe_dump(document))
     with (folder / "envoy.log").open("ab") as log:
         process = subprocess.Popen(envoy_command(config), stdout=log, stderr=log)
     client = Client(f"http://127.0.0.1:{port}")
