@@ -736,6 +736,8 @@ ACCEPTED: list[Change] = [
     ),
     at("spec.placement", {"minTransferGBps": 1.5}),
     at("spec.placement", {"domainLabel": "rack"}),
+    at("spec.placement", {"gang": "PodGroup"}),
+    at("spec.placement", {"gang": "Volcano", "queue": "gpus"}),
     *(
         both(right, at(f"{AUTOSCALE}.mode", "On"))
         for right, wrong in (

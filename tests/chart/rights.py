@@ -20,6 +20,8 @@ OBJECTS = {
     "policy/poddisruptionbudgets": OWNED,
     "networking.k8s.io/networkpolicies": OWNED,
     "inference.networking.k8s.io/inferencepools": OWNED,
+    "scheduling.x-k8s.io/podgroups": OWNED,
+    "scheduling.volcano.sh/podgroups": OWNED,
     "/pods": READ,
     "/events": {"list"},
     "events.k8s.io/events": {"create"},

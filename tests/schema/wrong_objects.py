@@ -946,7 +946,22 @@ BAD = [
     wrong(
         "spec.placement",
         {},
-        "says nothing; give domainLabel, minTransferGBps or both, or remove it",
+        "says nothing; give domainLabel, minTransferGBps or gang, or remove it",
+    ),
+    *(
+        wrong(
+            "spec.placement",
+            {**gang, "queue": "gpus"},
+            "is Volcano's, and gang is not Volcano; set gang to Volcano, or remove queue",
+            fault_at="spec.placement.queue",
+        )
+        for gang in ({"domainLabel": "rack"}, {"gang": "PodGroup"})
+    ),
+    wrong(
+        "spec.placement",
+        {"gang": "Kueue"},
+        "must be 'PodGroup' or 'Volcano', not 'Kueue'; change it to that",
+        fault_at="spec.placement.gang",
     ),
     InvalidObject(
         both(

@@ -42,6 +42,10 @@ it makes what is missing.  A right that is not in this list is one that the code
 - apiGroups: [inference.networking.k8s.io]
   resources: [inferencepools]
   verbs: [get, list, watch, create, patch, delete]
+# PodGroups of workers of several pods, where a PDCluster asks for a gang scheduler and its kind is installed.
+- apiGroups: [scheduling.x-k8s.io, scheduling.volcano.sh]
+  resources: [podgroups]
+  verbs: [get, list, watch, create, patch, delete]
 # To find why a worker is not ready.
 - apiGroups: [""]
   resources: [pods]

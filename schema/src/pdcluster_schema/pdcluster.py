@@ -19,6 +19,7 @@ from pdcluster_schema.engine_rules import (
     startup_rule,
 )
 from pdcluster_schema.model import ImageSpec, ModelSpec
+from pdcluster_schema.placement import PlacementSpec
 from pdcluster_schema.qos import QosSpec
 from pdcluster_schema.quantities import number_of
 from pdcluster_schema.routing import DEFAULT_LENGTH_THRESHOLD, RoutingSpec
@@ -30,7 +31,6 @@ from pdcluster_schema.sections import (
     AcceleratorSpec,
     Metadata,
     NetworkPolicySpec,
-    PlacementSpec,
     PoolSpec,
     RolesSpec,
     RolloutSpec,

@@ -23,9 +23,10 @@ from pydantic import Field
 
 from pdcluster_schema.engine import BY_DEVICE, EngineSpec
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
+from pdcluster_schema.placement import PlacementSpec
 from pdcluster_schema.quantities import canonical_quantity
 from pdcluster_schema.section import SpecSection
-from pdcluster_schema.sections import ENGINELESS, PlacementSpec, RoleSpec
+from pdcluster_schema.sections import ENGINELESS, RoleSpec
 from pdcluster_schema.workload import REVISION_LENGTH
 
 # of a role, and in no revision that leaves them out
@@ -162,7 +163,7 @@ def _by_device(engine: EngineSpec) -> dict[str, Any]:
 
 def _placement(placement: PlacementSpec | None) -> dict[str, Any] | None:
     """The part that pods are made of: how fast KV has to move is none."""
-    if placement is None or placement.domain_label is None:
+    if placement is None or not (placement.domain_label or placement.gang):
         return None
     return placement.model_dump(exclude_defaults=True, exclude={"min_transfer_gbps"})
 

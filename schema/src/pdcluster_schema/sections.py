@@ -1,4 +1,4 @@
-"""Roles and pools, accelerators, placement, rollout and network policy of a PDCluster spec."""
+"""Roles and pools, accelerators, rollout and network policy of a PDCluster spec."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -44,47 +44,6 @@ class Metadata(SpecSection):
 
 MAX_RESOURCE = 317
 """Characters of a resource, or of a label: a domain of at most 253, `/`, a name of at most 63."""
-
-
-class PlacementSpec(SpecSection):
-    """Keep all workers of a revision where KV moves fast, on nodes with one value of a label, such
-    as a rack or an NVLink domain; and how fast it has to move. Of pools with several pods to a
-    worker each worker has such a domain of its own choice.
-    """
-
-    domain_label: (
-        Annotated[
-            str,
-            Field(max_length=MAX_RESOURCE),
-            spelled(
-                "([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?",
-                "the key of a label",
-                "write it like topology.kubernetes.io/zone",
-            ),
-        ]
-        | None
-    ) = None
-    """Key of that label; by default workers may be on any nodes."""
-    mode: Literal["Required", "Preferred", "Exclusive"] = "Preferred"
-    """Required = a worker that finds no room there stays Pending; Preferred = it may go elsewhere;
-    Exclusive = as Required, and no domain takes two workers of several pods.
-    """
-    min_transfer_gbps: Annotated[float, Field(gt=0.0, le=10000.0)] | None = Field(
-        default=None, alias="minTransferGBps"
-    )
-    """Floor in 10^9 bytes per second: the condition KVTransferVerified is False while a verified
-    transfer is slower; by default any rate will do. A verification moves some MiB, which is slower
-    than a long prompt. A change makes no new revision.
-    """
-
-    RULES = (
-        Rule(
-            cel="has(self.domainLabel) || has(self.minTransferGBps)",
-            holds=lambda place: place.domain_label or place.min_transfer_gbps is not None,
-            reason="says nothing",
-            fix="give domainLabel, minTransferGBps or both, or remove it",
-        ),
-    )
 
 
 COMPUTING = ("prefill", "decode", "mixed")

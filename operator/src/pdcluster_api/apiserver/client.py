@@ -134,7 +134,7 @@ class ApiClient:
         """
         selectors = {"labelSelector": labels, "fieldSelector": fields}
         query = {key: value for key, value in selectors.items() if value}
-        named = {"apiVersion": kind.api_version, "kind": kind.name}  # which items of a list lack
+        named = {"apiVersion": kind.api_version, "kind": kind.kind}  # which items of a list lack
         limit = min(FIRST_PAGE, self._limits.page)
         position: dict[str, str] = {}
         restarts = 0

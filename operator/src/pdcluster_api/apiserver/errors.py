@@ -101,7 +101,7 @@ class RefusedError(ClusterError):
 
 
 class MissingKindError(ClusterError):
-    fix = "install its CRD, or remove service.endpointPicker"
+    """The message says which field asks for the kind."""
 
 
 class ImmutableError(RefusedError):

@@ -1,5 +1,6 @@
 """The kinds of objects that the operator reads or makes, in the order in which it writes them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -37,13 +38,24 @@ class ApplyStrategy(Enum):
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind.  is_optional: an API server may lack it, as one whose CRD is another project's."""
+    """One kind.  name: unique, with its group where two groups have a kind of that name
+    field: for which it is made, of another project's CRD, which an API server may lack
+    """
 
     api_version: str
     name: str
     plural: str
     strategy: ApplyStrategy = ApplyStrategy.READ
-    is_optional: bool = False
+    field: str = ""
+
+    @property
+    def is_optional(self) -> bool:
+        return bool(self.field)
+
+    @property
+    def kind(self) -> str:
+        """As its objects have it."""
+        return self.name.partition(".")[0]
 
     def path(self, namespace: str | None, name: str | None = None) -> str:
         """URL path of one object, of all of a namespace, or (namespace None) of all."""
@@ -81,7 +93,21 @@ INFERENCE_POOL = Kind(
     "InferencePool",
     "inferencepools",
     ApplyStrategy.APPLIED,
-    is_optional=True,
+    field="service.endpointPicker",
+)
+POD_GROUP = Kind(
+    "scheduling.x-k8s.io/v1alpha1",
+    "PodGroup",
+    "podgroups",
+    ApplyStrategy.APPLIED,
+    field="placement.gang",
+)
+VOLCANO_POD_GROUP = Kind(
+    "scheduling.volcano.sh/v1beta1",
+    "PodGroup.scheduling.volcano.sh",
+    "podgroups",
+    ApplyStrategy.APPLIED,
+    field="placement.gang",
 )
 SERVICE = Kind("v1", "Service", "services", ApplyStrategy.APPLIED)
 
@@ -95,6 +121,8 @@ CHILDREN = (
     POD_DISRUPTION_BUDGET,
     POOL_SCALER,
     DEPLOYMENT,
+    POD_GROUP,
+    VOLCANO_POD_GROUP,
     STATEFUL_SET,
     INFERENCE_POOL,
     SERVICE,
@@ -104,3 +132,9 @@ CHILDREN = (
 MAKE_PODS = frozenset({DEPLOYMENT, STATEFUL_SET})
 
 CHILD_OF_NAME = {kind.name: kind for kind in CHILDREN}
+
+
+def kind_name(body: Mapping[str, Any]) -> str:
+    """`Kind.name` of a body."""
+    name = f"{body['kind']}.{body['apiVersion'].partition('/')[0]}"
+    return name if name in CHILD_OF_NAME else str(body["kind"])

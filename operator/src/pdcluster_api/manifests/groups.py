@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from pdcluster_api.manifests.gang import in_gang, pod_group
 from pdcluster_api.manifests.objects import (
     Manifest,
     Owner,
@@ -21,8 +22,8 @@ from pdcluster_schema.labels import (
     ROLE,
     WORKER,
 )
+from pdcluster_schema.placement import PlacementSpec
 from pdcluster_schema.ports import HEAD_PORT, HTTP_PORT, KV_PORT
-from pdcluster_schema.sections import PlacementSpec
 from pdcluster_schema.workload import GroupId, WorkloadId
 
 CONTAINER = "worker"
@@ -173,7 +174,7 @@ def group_sets(
     owner: Owner,
     runs: Mapping[GroupId, GroupRun] = MappingProxyType({}),
 ) -> Iterator[Manifest]:
-    """The StatefulSets of all workers of a workload.  runs: of those that are there"""
+    """StatefulSets and PodGroups of all workers of a workload.  runs: of those that are there"""
     group = record["data"]["group"]
     for index in range(replicas):
         worker = GroupId(workload, index)
@@ -184,6 +185,8 @@ def group_sets(
             (worker.followers, group["followers"], group["pods"] - 1),
         ):
             marks = {**part["metadata"]["labels"], WORKER: worker.leader}
+            if name == worker.leader and "gang" in group:
+                yield pod_group(group["gang"], marks, group["pods"], owner)
             yield new_object(
                 "apps/v1/StatefulSet",
                 name,
@@ -192,16 +195,18 @@ def group_sets(
                 annotations=notes,
                 spec={
                     "replicas": 0 if run.is_stopped else num_pods,
-                    **_of_worker(part["spec"], worker, group.get("placement")),
+                    **_of_worker(part["spec"], worker, group),
                 },
             )
 
 
-def _of_worker(spec: Manifest, worker: GroupId, placement: Manifest | None) -> Manifest:
+def _of_worker(spec: Manifest, worker: GroupId, group: Manifest) -> Manifest:
     """All that is the same for each worker is shared: a copy would take most of the time."""
     template, mark = spec["template"], {WORKER: worker.leader}
+    if "gang" in group:
+        template = in_gang(group["gang"], template, worker.leader)
     metadata, pod = template["metadata"], template["spec"]
-    if placement:
+    if placement := group.get("placement"):
         affinity = dict(pod.get("affinity", {}))
         for kind, terms in _affinity(worker, placement).items():
             rule = affinity[kind] = dict(affinity.get(kind, {}))

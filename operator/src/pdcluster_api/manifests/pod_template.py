@@ -11,7 +11,8 @@ from pdcluster_api.manifests.vllm import ENGINE_CONTAINER
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.labels import CLUSTER, REVISION, WORKER
 from pdcluster_schema.pdcluster import PDClusterSpec
-from pdcluster_schema.sections import ENGINELESS, AcceleratorSpec, PlacementSpec
+from pdcluster_schema.placement import PlacementSpec
+from pdcluster_schema.sections import ENGINELESS, AcceleratorSpec
 from pdcluster_schema.workload import WorkloadId
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

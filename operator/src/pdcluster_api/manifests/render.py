@@ -20,6 +20,7 @@ from pdcluster_api.manifests.access import (
     workload_budget,
 )
 from pdcluster_api.manifests.etcd import etcd_record_name, render_etcd
+from pdcluster_api.manifests.gang import gang_of
 from pdcluster_api.manifests.groups import (
     GroupRun,
     follower_template,
@@ -88,6 +89,7 @@ def render_record(
             "pods": num_pods,
             "followers": followers,
             **placement_of_groups(cluster.spec.placement),
+            **gang_of(cluster.spec.placement),
         }
     name, marks = record_name(workload, hashed), {**labels, TEMPLATE_HASH: hashed}
     return new_object("apps/v1/ControllerRevision", name, owner, marks, revision=1, data=data)

@@ -282,7 +282,7 @@ def _identity_of(kind: str, body: Mapping[str, Any], owner: Key, uid: str | None
     owners = sorted(_references(owner.name, body), key=lambda each: each["uid"] != uid)
     return {
         "apiVersion": body["apiVersion"],
-        "kind": kind,
+        "kind": body["kind"],
         "metadata": {**_only(metadata, _IDENTITY), "ownerReferences": owners[:MAX_OWNERS]},
     }
 

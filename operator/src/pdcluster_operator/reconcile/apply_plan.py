@@ -11,7 +11,7 @@ from typing import Any
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ConflictError, UnsettledError
 from pdcluster_api.apiserver.groups import Restarting
-from pdcluster_api.apiserver.kinds import Kind
+from pdcluster_api.apiserver.kinds import Kind, kind_name
 from pdcluster_api.apiserver.observe import Live, group_restarts, set_workload, still_ending
 from pdcluster_api.certificates.authority import StoredSecret
 from pdcluster_api.certificates.rotation import RotationStep, carry_out, next_step
@@ -152,7 +152,7 @@ class PlanApplier:
         except UnsettledError as e:
             refused, conflict = list(e.failures), e
         session.write_conflicts.written(actions, refused)
-        bodies = {f"{each['kind']} {each['metadata']['name']}": each for each in live.children}
+        bodies = {f"{kind_name(each)} {each['metadata']['name']}": each for each in live.children}
         return [_naming_writers(each, bodies.get(each.object)) for each in refused], conflict
 
     def _learn(self, session: Session, kind: Kind, body: Mapping[str, Any]) -> None:
@@ -168,9 +168,13 @@ def held(restarts: Iterable[Restarting]) -> Iterator[float]:
 
 
 def objects_of(workload: WorkloadId, live: Live) -> list[ObjectName]:
-    sets = live.own("StatefulSet").items()
+    found = [each for kind in ("StatefulSet", "PodGroup") for each in live.own(kind).values()]
     return [
-        *(ObjectName("StatefulSet", name) for name, each in sets if set_workload(each) == workload),
+        *(
+            ObjectName(kind_name(each), each["metadata"]["name"])
+            for each in found
+            if set_workload(each) == workload
+        ),
         *(ObjectName(kind, workload.name) for kind in ("ControllerRevision", "ConfigMap")),
     ]
 

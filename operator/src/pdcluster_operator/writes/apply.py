@@ -178,8 +178,10 @@ async def _carry_out(client: ApiClient, action: Action, on_response: OnResponse)
             )
         except NotFoundError as e:
             if now.verb is Verb.CREATE and action.kind.is_optional:
-                message = f"the API server has no kind {action.kind} ({action.kind.api_version})"
-                raise MissingKindError(message) from e
+                kind = action.kind
+                message = f"the API server has no kind {kind.kind} ({kind.api_version})"
+                fix = f"install its CRD, or remove {kind.field}"
+                raise MissingKindError(f"{message}; {fix}") from e
             if now.verb is Verb.CREATE:
                 raise
         following = await _decided_again(client, now, on_response)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, MAKE_PODS, ApplyStrategy
+from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, MAKE_PODS, ApplyStrategy, kind_name
 from pdcluster_operator.writes.actions import POSITIONS, Action, ObjectName, Verb
 from pdcluster_operator.writes.drift import Manifest, has_drifted, prepared, stamped
 
@@ -54,7 +54,7 @@ def compare(
 
 def decide(desired: Manifest, live: Manifest | None, *, rewrite: bool = False) -> Action | None:
     """Action that turns a live object into a prepared manifest; None = nothing, or nothing yet."""
-    strategy, owner = CHILD_OF_NAME[desired["kind"]].strategy, _controller(desired)
+    strategy, owner = CHILD_OF_NAME[kind_name(desired)].strategy, _controller(desired)
     if live is None:
         return _action(Verb.CREATE, desired, rewrite=rewrite)
     metadata = live["metadata"]
@@ -88,7 +88,7 @@ def is_owned(body: Manifest, owner_uid: str) -> bool:
 
 
 def _action(verb: Verb, desired: Manifest, **fields: Any) -> Action:
-    metadata, kind = desired["metadata"], CHILD_OF_NAME[desired["kind"]]
+    metadata, kind = desired["metadata"], CHILD_OF_NAME[kind_name(desired)]
     return Action(verb, kind, metadata["namespace"], metadata["name"], desired, **fields)
 
 
@@ -116,7 +116,7 @@ def _missing(desired: Any, live: Any) -> dict[str, Any]:
 
 
 def _may_go(body: Manifest, owner_uid: str) -> bool:
-    kind = CHILD_OF_NAME.get(body["kind"])
+    kind = CHILD_OF_NAME.get(kind_name(body))
     is_deletable = kind is not None and kind.strategy is not ApplyStrategy.KEPT
     is_going = body["metadata"].get("deletionTimestamp")
     return is_deletable and not is_going and is_owned(body, owner_uid)
@@ -132,7 +132,7 @@ def _is_same_name(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _name_of(body: Manifest) -> ObjectName:
-    return ObjectName(body["kind"], body["metadata"]["name"])
+    return ObjectName(kind_name(body), body["metadata"]["name"])
 
 
 def _by_kind(item: tuple[ObjectName, Manifest]) -> tuple[int, str]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 import yaml
 
-from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, CONTROLLER_REVISION
+from pdcluster_api.apiserver.kinds import CHILDREN, CONTROLLER_REVISION
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.manifests.objects import Manifest, Owner, RenderSettings
 from pdcluster_api.manifests.render import render_tls_secrets
@@ -33,7 +33,7 @@ CHART = RenderSettings(
 UID = "00000000-0000-0000-0000-000000000000"  # in place of the PDCluster's, given by a cluster
 _NUMBERS = tuple("0123456789+-.")  # how a text may begin that could be read as a number
 _BOOLEANS = ("y", "Y", "n", "N")
-_PLACES = {kind: place for place, kind in enumerate(CHILD_OF_NAME)}
+_PLACES = {kind.kind: place for place, kind in enumerate(CHILDREN)}
 _HEAD = """\
 # PDCluster {namespace}/{name}, revision {revision}: as its operator makes it, all workers ready.
 # Left out: ownerReferences, and the ControllerRevisions (--kind ControllerRevision), copies of the

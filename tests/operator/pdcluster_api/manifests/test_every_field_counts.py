@@ -34,6 +34,10 @@ ONE_CLASS = at(
     "spec.routing.prefillQueue.latencyClasses", [{"priority": 1, "windowMilliseconds": 1}]
 )
 PLACED = at("spec.placement", {"domainLabel": "rack"})
+GROUPED = both(
+    at("spec.roles.decode.engine", {"dataParallelSize": 2}),
+    at("spec.roles.decode.pools.0.podsPerReplica", 2),
+)
 STOCK = vllm(env=[{"name": "A", "value": "1"}])
 ADAPTED = both(vllm(), at("spec.model.adapters", [{"name": "sql", "path": "/sql"}]))
 OF_HUB = both(
@@ -154,6 +158,11 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
             at("spec.roles.decode.engine.tensorParallelSize", 8),
         ),
         at(f"{POOL}.gpusPerPod", 4),
+    ),
+    "placement.gang": (both(GROUPED, PLACED), at("spec.placement.gang", "PodGroup")),
+    "placement.queue": (
+        both(GROUPED, at("spec.placement", {"gang": "Volcano"})),
+        at("spec.placement.queue", "gpus"),
     ),
     "roles.resources.requests": (no_change, at("spec.roles.decode.resources.requests", {"cpu": 1})),
     "roles.resources.limits": (no_change, at("spec.roles.decode.resources.limits", {"cpu": 1})),

@@ -284,6 +284,56 @@ def test_a_worker_is_placed_in_one_domain(mode: str) -> None:
         assert ("podAntiAffinity" in affinity) == (mode == "Exclusive")
 
 
+@pytest.mark.parametrize(
+    ("gang", "api_version", "spec", "joined", "scheduler"),
+    [
+        (
+            {"gang": "PodGroup"},
+            "scheduling.x-k8s.io/v1alpha1",
+            {"minMember": 2},
+            ("labels", "scheduling.x-k8s.io/pod-group"),
+            None,
+        ),
+        (
+            {"gang": "Volcano", "queue": "gpus"},
+            "scheduling.volcano.sh/v1beta1",
+            {"minMember": 2, "queue": "gpus"},
+            ("annotations", "scheduling.k8s.io/group-name"),
+            "volcano",
+        ),
+    ],
+)
+def test_all_pods_of_a_worker_are_scheduled_as_one(
+    gang: dict[str, str],
+    api_version: str,
+    spec: dict[str, Any],
+    joined: tuple[str, str],
+    scheduler: str | None,
+) -> None:
+    placed = at("spec.placement", gang)
+    *objects, config = render_workload(record_of(TWO, placed), 2, OWNER)
+    groups = [each for each in objects if each["kind"] == "PodGroup"]
+    names = [each["metadata"]["name"] for each in groups]
+    assert names == [f"{config['metadata']['name']}-{index}" for index in (0, 1)]
+    for group in groups:
+        assert (group["apiVersion"], group["spec"]) == (api_version, spec)
+        assert group["metadata"]["ownerReferences"][0]["uid"] == OWNER.uid
+    sets = [each for each in objects if each["kind"] == "StatefulSet"]
+    field, key = joined
+    assert [pod(each)["metadata"][field][key] for each in sets] == [n for n in names for _ in "ab"]
+    assert {pod(each)["spec"].get("schedulerName") for each in sets} == {scheduler}
+    assert not any(key in str(each["spec"]["selector"]) for each in sets)
+
+    alone = both(placed, at("spec.roles.decode.podTemplate.spec.schedulerName", "mine"))
+    found = {
+        pod(each)["spec"]["schedulerName"]
+        for name, each in sets_of(TWO, alone).items()
+        if each["kind"] == "StatefulSet"
+    }
+    assert found == {"mine"}
+    assert "PodGroup" not in {each["kind"] for each in render_workload(record_of(placed), 1, OWNER)}
+
+
 def test_a_users_template_reaches_both_kinds_of_pods() -> None:
     template = {
         "spec": {

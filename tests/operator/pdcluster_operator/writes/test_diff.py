@@ -59,6 +59,24 @@ def test_stages_keep_the_order_that_matters():
     ]
 
 
+def test_kinds_of_one_name_in_two_groups_are_two():
+    """The PodGroup of the old gang scheduler goes."""
+    new, old = (
+        {
+            "apiVersion": version,
+            "kind": "PodGroup",
+            "metadata": objects.everything(OWNER)[0]["metadata"] | {"name": "worker"},
+            "spec": {"minMember": 2},
+        }
+        for version in ("scheduling.volcano.sh/v1beta1", "scheduling.x-k8s.io/v1alpha1")
+    )
+    assert diff(UID, [new], [as_applied(new)]) == []
+    assert verbs([new], [as_applied(old)]) == [
+        (Verb.CREATE, "PodGroup.scheduling.volcano.sh worker"),
+        (Verb.DELETE, "PodGroup worker"),
+    ]
+
+
 def test_a_service_that_moves_traffic_is_changed_after_the_stateful_sets():
     everything = objects.everything(OWNER)
     live = [as_applied(manifest) for manifest in everything if manifest["kind"] != "StatefulSet"]

@@ -9,8 +9,8 @@ import pytest
 from pdcluster_api.plan.observed.state import PairVerification, PairVerifications
 from pdcluster_api.plan.result import DueVerification
 from pdcluster_schema import conditions as words
+from pdcluster_schema.placement import PlacementSpec
 from pdcluster_schema.revision import revision_of
-from pdcluster_schema.sections import PlacementSpec
 from pdcluster_schema.workload import PoolPair
 from tests.operator.pdcluster_api.plan.clusters import (
     LATER,
