@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tests.schema.object_cases import CPU, Change, at, both, vllm
+from tests.schema.object_cases import CPU, Change, at, both, sglang, vllm
 
 Case = tuple[str, str, Change, Change]
 
@@ -14,10 +14,10 @@ def same(content: object) -> None:
 
 
 OURS = (
-    "engine.type: vllm has none of device, transport, transferBandwidth, verifyTransfers, "
+    "a stock engine has none of device, transport, transferBandwidth, verifyTransfers, "
     "fenceTimeoutSeconds, batchInvariant, scheduler, schedulingPolicy, "
     "longPrefillTokenThreshold, chunkedPrefill, tbtSloMilliseconds, chunkSchedule, "
-    "admissionWatermark, prefillDelayer, speculation: leave them out, or give vLLM's own flags in "
+    "admissionWatermark, prefillDelayer, speculation: leave them out, or give its own flags in "
     "engine.args"
 )
 STOCK = (
@@ -29,7 +29,7 @@ WHOLE = (
     "spec.engine"
 )
 IMAGE = (
-    "image is missing, and engine.type: vllm needs it on Kubernetes: give a stock image, like "
+    "image is missing, and a stock engine needs it on Kubernetes: give one of its images, like "
     "vllm/vllm-openai:v0.32.0"
 )
 FLAG = (
@@ -204,6 +204,14 @@ LOADED = at("spec.model.adapters", [SQL])
 STOCK_CASES: list[Case] = [
     *_fields("spec.engine", same),
     (
+        "spec.engine.type",
+        "engine.type is sglang, which is for mixed workers: its decode side has to be called "
+        "before a prefill begins, and here it is called with what the prefill answered: "
+        "give roles.mixed in place of prefill and decode, or set type: vllm",
+        both(MIXED, sglang()),
+        sglang(),
+    ),
+    (
         "spec.engine.kvTransfer",
         UNMOVED,
         both(MIXED, vllm(kvTransfer={})),
@@ -211,8 +219,7 @@ STOCK_CASES: list[Case] = [
     ),
     (
         "spec.model.adapters",
-        "model.adapters are for engine.type: vllm, since our own engine has none: set "
-        "engine.type: vllm, or leave them out",
+        "model.adapters are for engine.type: vllm alone: set engine.type: vllm, or leave them out",
         both(vllm(), LOADED),
         LOADED,
     ),
@@ -264,10 +271,10 @@ STOCK_CASES: list[Case] = [
     ),
     (
         "spec.model.frontend",
-        "model.frontend is engine, which is for a stock engine: leave it out, or set "
+        "model.frontend is engine, which is for engine.type: vllm: leave it out, or set "
         "engine.type: vllm",
         both(vllm(), OF_ENGINE),
-        OF_ENGINE,
+        both(MIXED, sglang(), OF_ENGINE),
     ),
     *(
         (

@@ -1,29 +1,33 @@
 """A stock engine's fields: a place for every field of the engine, and flags that vLLM has."""
 
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from pydantic_core import PydanticCustomError
 
-from pdcluster_api.manifests import vllm
+from pdcluster_api.manifests.stock import stock_command
+from pdcluster_api.manifests.vllm import IN_CONTAINER
 from pdcluster_api.manifests.worker_config import WorkerFileSettings, engine_file
 from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.load import load
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.vllm_engine import (
     FIELD_OF_FLAG,
-    FLAGS_OF_FIELDS,
-    OWNED_FLAGS,
     PDCLUSTER_ONLY,
+    SGLANG_FLAGS,
     VLLM_ONLY,
+    check_argument,
 )
 from pdcluster_worker.config.engine import OURS_ALONE as WORKER_OURS_ALONE
 from pdcluster_worker.config.engine import EngineConfig
 from tests.operator.pdcluster_api.manifests.rendering import cluster_of
-from tests.schema.object_cases import at
+from tests.schema.object_cases import CPU, at, sglang
 from tests.schema.object_cases import vllm as stock
+from tests.system.stock_sglang import NOT_ASKED as SGLANG_NOT_ASKED
+from tests.system.stock_sglang import is_installed
+from tests.system.stock_sglang import parsed as parsed_by_sglang
 from tests.system.stock_vllm import NOT_ASKED, installed, parsed
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -33,7 +37,7 @@ def command_lines(cluster: PDCluster) -> Iterator[list[str]]:
     for role, declared in cluster.spec.roles.computing().items():
         engine = cluster.spec.engine_of(role)
         for pool in declared.pools:
-            line = vllm.vllm_command(cluster, pool, engine, "/m", vllm.IN_CONTAINER)
+            line = stock_command(cluster, pool, engine, "/m", IN_CONTAINER)
             # the kubelet puts the variables in, and vLLM takes a number
             yield [text.replace("$(LWS_WORKER_INDEX)", "1") for text in line]
 
@@ -45,20 +49,21 @@ def over_pods() -> PDCluster:
     )
 
 
+SIZES = {
+    "maxModelLen": 1,
+    "maxSequences": 1,
+    "maxBatchedTokens": 1,
+    "blockSize": 32,
+    "numBlocks": 1,
+    "deviceMemoryShare": 0.5,
+    "tensorParallelSize": 2,
+    "pipelineParallelSize": 1,
+    "prefixCaching": True,
+}
+
+
 def every_flag() -> PDCluster:
-    return cluster_of(
-        stock(
-            maxModelLen=1,
-            maxSequences=1,
-            maxBatchedTokens=1,
-            blockSize=32,
-            numBlocks=1,
-            deviceMemoryShare=0.5,
-            tensorParallelSize=2,
-            pipelineParallelSize=1,
-            prefixCaching=True,
-        )
-    )
+    return cluster_of(stock(**SIZES))
 
 
 def test_every_field_of_an_engine_is_ours_a_stock_engine_s_or_a_flag() -> None:
@@ -92,20 +97,54 @@ def test_a_worker_refuses_every_field_that_is_not_rendered_for_a_stock_engine() 
     assert read == rendered["engine"].keys()
 
 
-def test_every_flag_that_is_rendered_is_refused_of_the_user() -> None:
-    _, line = command_lines(every_flag())
-    flags = [text for text in line if text.startswith("-")]
+def every_sglang_flag() -> PDCluster:
+    return cluster_of(
+        sglang(**{**SIZES, "prefixCaching": False}),
+        at("spec.roles", {"mixed": {"pools": [CPU]}}),
+    )
 
-    assert [
-        flag
-        for flag in flags
-        if not re.search(OWNED_FLAGS, flag) and not re.search(FLAGS_OF_FIELDS, flag)
-    ] == []
-    assert {flag.lstrip("-") for flag in flags} >= set(FIELD_OF_FLAG) - {
-        "tp",
-        "pp",
-        "no-enable-prefix-caching",
-    }
+
+def not_refused(cluster: PDCluster) -> set[str]:
+    """Flags that are rendered and that a user may give."""
+    *_, line = command_lines(cluster)
+    flags = {text for text in line if text.startswith("-") and text != "-m"}
+    return {flag for flag in flags if _may_be_given(flag)}
+
+
+def _may_be_given(flag: str) -> bool:
+    try:
+        check_argument(flag)
+    except PydanticCustomError:
+        return False
+    return True
+
+
+def test_every_flag_that_is_rendered_is_refused_of_the_user() -> None:
+    assert not_refused(every_flag()) == set()
+    assert not_refused(every_sglang_flag()) == {"--log-level-http"}  # a default of ours
+
+
+@pytest.mark.parametrize(
+    ("cluster", "names"),
+    [
+        (every_flag, {*FIELD_OF_FLAG} - {"tp", "pp", "no-enable-prefix-caching"}),
+        (every_sglang_flag, {*SGLANG_FLAGS}),
+    ],
+)
+def test_every_flag_of_a_field_is_rendered(
+    cluster: Callable[[], PDCluster], names: set[str]
+) -> None:
+    *_, line = command_lines(cluster())
+
+    assert {text.lstrip("-") for text in line} >= names
+
+
+@pytest.mark.skipif(not is_installed(), reason=SGLANG_NOT_ASKED)
+@pytest.mark.timeout(300)
+def test_sglang_s_own_parser_takes_every_command_line() -> None:
+    lines = [line[3:] for line in command_lines(every_sglang_flag())]
+
+    assert parsed_by_sglang(lines) == [" ".join(line) for line in lines]
 
 
 @pytest.mark.skipif(not installed(parser_only=True), reason=NOT_ASKED)

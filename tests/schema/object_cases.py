@@ -192,6 +192,10 @@ def vllm(**more: Any) -> Change:
     return at("spec.engine", {**VLLM, **more})
 
 
+def sglang(**more: Any) -> Change:
+    return vllm(type="sglang", image="lmsysorg/sglang:v0.5.23", **more)
+
+
 RIGHT_STOCK_ENGINES: dict[str, Change] = {
     "stock engine": vllm(),
     "stock engine with its own front end": both(
@@ -220,6 +224,10 @@ RIGHT_STOCK_ENGINES: dict[str, Change] = {
         at("spec.engine", {"type": "vllm"}),
         at("spec.roles.prefill.engine", {"image": "vllm:a", "args": ["--async-scheduling"]}),
         at("spec.roles.decode.engine", {"image": "vllm:b"}),
+    ),
+    "sglang": both(
+        sglang(maxModelLen=4096, numBlocks=64, args=["--attention-backend", "torch_native"]),
+        at("spec.roles", {"mixed": {"pools": [CPU]}}),
     ),
     "mixed stock engines": both(vllm(), at("spec.roles", {"mixed": {"pools": [CPU]}})),
     "mixed stock engines of several stages, which offload": both(

@@ -2,7 +2,7 @@
 where that cannot say it).
 """
 
-from tests.schema.object_cases import CPU, Change, at, both, vllm
+from tests.schema.object_cases import CPU, Change, at, both, sglang, vllm
 
 MIXED = at("spec.roles", {"mixed": {"pools": [CPU]}})
 ON_GPU = at("spec.roles.decode.pools.0.gpu", "B200")
@@ -14,9 +14,61 @@ def _transfer(**given: object) -> Change:
 
 WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
     (
-        at("spec.engine.type", "sglang"),
-        "spec.engine.type: must be 'pdcluster' or 'vllm', not 'sglang'; change it to that",
+        at("spec.engine.type", "trtllm"),
+        "spec.engine.type: must be 'pdcluster', 'vllm' or 'sglang', not 'trtllm'; change it to "
+        "that",
         "spec.engine.type",
+    ),
+    (
+        sglang(),
+        "spec.engine.type: is sglang, which is for mixed workers: its decode side has to be called "
+        "before a prefill begins, and here it is called with what the prefill answered; give "
+        "roles.mixed in place of prefill and decode, or set type: vllm",
+        "spec.engine.type",
+    ),
+    (
+        both(MIXED, sglang(kvTransfer={})),
+        "spec.roles.mixed.engine.kvTransfer: is not for sglang, whose workers move no KV; leave "
+        "it out",
+        None,
+    ),
+    (
+        both(MIXED, sglang(kvCacheMemory="1Gi")),
+        "spec.roles.mixed.engine.kvCacheMemory: is not for sglang, which has no such bound; set "
+        "numBlocks or deviceMemoryShare",
+        None,
+    ),
+    (
+        both(MIXED, sglang(dataParallelSize=2)),
+        "spec.roles.mixed.engine.dataParallelSize: must be 1 with sglang, which has one engine a "
+        "worker; give the pool more replicas",
+        None,
+    ),
+    (
+        both(
+            at("spec.roles", {"mixed": {"pools": [{**CPU, "gpu": "H100", "podsPerReplica": 2}]}}),
+            sglang(tensorParallelSize=2),
+        ),
+        "spec.roles.mixed.pools[0].podsPerReplica: is 2, and sglang serves from one pod a worker; "
+        "give a node with more accelerators, or set engine.type: vllm",
+        None,
+    ),
+    (
+        both(MIXED, sglang(batchInvariant=True)),
+        "spec.engine.batchInvariant: is not for sglang, which has no such setting; leave it out, "
+        "or give SGLang's own flag in engine.args",
+        "spec.engine",
+    ),
+    (
+        both(MIXED, sglang(args=["--page-size=1"])),
+        "spec.engine.args[0]: --page-size is the field blockSize of engine; set engine.blockSize "
+        "in its place",
+        None,
+    ),
+    (
+        both(MIXED, sglang(args=["--disaggregation-mode", "decode"])),
+        "spec.engine.args[0]: --disaggregation-mode is set by PDCluster; remove it",
+        None,
     ),
     (
         both(vllm(), at("spec.roles.decode.engine", {"type": "vllm"})),
@@ -202,7 +254,7 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
     ),
     (
         at("spec.model.adapters", [{"name": "sql", "path": "/sql"}]),
-        "spec.model.adapters: are for engine.type: vllm, since our own engine has none; set "
+        "spec.model.adapters: are for engine.type: vllm alone; set "
         "engine.type: vllm, or leave them out",
         "spec.model.adapters",
     ),
@@ -257,7 +309,7 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
     ),
     (
         at("spec.model.frontend", "engine"),
-        "spec.model.frontend: is engine, which is for a stock engine; leave it out, or set "
+        "spec.model.frontend: is engine, which is for engine.type: vllm; leave it out, or set "
         "engine.type: vllm",
         "spec.model.frontend",
     ),

@@ -16,6 +16,7 @@ from pdcluster_schema.vllm_engine import (
     MAX_ARGUMENT,
     MAX_ARGUMENTS,
     MAX_VARIABLES,
+    STOCK,
     EnvSpec,
     check_argument,
     check_variables,
@@ -144,22 +145,25 @@ _MERGED: dict[str, Callable[[Any, Any], object]] = {
 class EngineSpec(SpecSection):
     """The engine of every worker; a role's own engine goes over it, value by value."""
 
-    type: Literal["pdcluster", "vllm"] = "pdcluster"
-    """Engine of every worker: pdcluster = our own; vllm = an unmodified vLLM beside our server
-    process (docs/engines.md). Of the whole cluster, so in spec.engine alone. Default pdcluster.
+    type: Literal["pdcluster", "vllm", "sglang"] = "pdcluster"
+    """Engine of every worker: pdcluster = our own; vllm, sglang = an unmodified vLLM or SGLang
+    beside our server process (docs/engines.md); sglang for mixed workers alone. Of the whole
+    cluster, so in spec.engine alone. Default pdcluster.
     """
     image: Text | None = None
     """Image of the stock engine, unmodified, such as vllm/vllm-openai:v0.32.0; pullPolicy and
-    pullSecrets are those of spec.image. For type vllm, which needs it; pdctl up does not read it.
+    pullSecrets are those of spec.image. For types vllm and sglang, which need it; pdctl up does not
+    read it.
     """
     command: Annotated[tuple[Text, ...], Many, Field(min_length=1, max_length=16)] | None = None
     """Program of the stock engine; the model's folder and all flags follow it. By default vllm
-    serve, as the image or, for pdctl up, the PATH has it. For type vllm.
+    serve, or python3 -m sglang.launch_server, as the image or, for pdctl up, the PATH has it. For
+    types vllm and sglang.
     """
     args: Annotated[tuple[Argument, ...], Many, Field(max_length=MAX_ARGUMENTS)] | None = None
     """More flags of the stock engine, such as --enforce-eager; flags that a field stands for, and
     those that PDCluster sets, are refused. A role's are added to those of spec.engine, and go over
-    the same flags there. For type vllm.
+    the same flags there. For types vllm and sglang.
     """
     env: (
         Annotated[
@@ -173,13 +177,13 @@ class EngineSpec(SpecSection):
     ) = None
     """More environment variables of the stock engine; values of Secrets go through a podTemplate's
     container named engine. A role's are added to those of spec.engine, and go over the same names
-    there. For type vllm.
+    there. For types vllm and sglang.
     """
     kv_transfer: KvTransferSpec | None = None
     allow_unknown_version: bool = False
     """Serve with a version of the stock engine that is not known (docs/engines.md), which the
-    condition of the role says; without it such a worker does not become ready. For type vllm.
-    Default false.
+    condition of the role says; without it such a worker does not become ready. For types vllm and
+    sglang. Default false.
     """
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on; auto = cuda where the pool has an accelerator, else cpu. A worker that
@@ -291,6 +295,10 @@ class EngineSpec(SpecSection):
             if theirs is not None:
                 update[name] = theirs if ours is None else merged(ours, theirs)
         return self.model_copy(update=update)
+
+    @property
+    def is_stock(self) -> bool:
+        return self.type in STOCK
 
     def computes_on(self, gpu: str) -> bool:
         """Return whether workers of a pool with this type of accelerator compute on it."""

@@ -12,12 +12,12 @@ from pdcluster_schema.engine import ACCELERATOR_TOKENS, EngineSpec
 from pdcluster_schema.ports import MAX_ENGINES, MAX_PODS, MAX_RANKS, WHOLE_PROMPT_SCHEDULERS
 from pdcluster_schema.section import Rule
 from pdcluster_schema.sections import PoolSpec
-from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, VLLM, VLLM_ONLY
+from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, STOCK, VLLM_ONLY
 
 
 def num_ranks(engine: EngineSpec) -> int:
     """Rank processes of one worker with an accelerator each; engines of ours share theirs."""
-    engines = engine.data_parallel_size if engine.type == VLLM else 1
+    engines = engine.data_parallel_size if engine.is_stock else 1
     return engine.tensor_parallel_size * engine.pipeline_parallel_size * engines
 
 
@@ -37,7 +37,7 @@ def gpus_per_replica(engine: EngineSpec, pool: PoolSpec) -> int:
 
 def _least_gpus(engine: EngineSpec, pods: int) -> int:
     """One for each rank, which a stock engine's pods share, and each pod of ours has."""
-    return num_ranks(engine) if engine.type == VLLM else num_ranks(engine) * pods
+    return num_ranks(engine) if engine.is_stock else num_ranks(engine) * pods
 
 
 def misfit(engine: EngineSpec, pools: Sequence[PoolSpec]) -> tuple[str, str, str] | None:
@@ -46,7 +46,7 @@ def misfit(engine: EngineSpec, pools: Sequence[PoolSpec]) -> tuple[str, str, str
         f"tensorParallelSize ({engine.tensor_parallel_size}) times pipelineParallelSize "
         f"({engine.pipeline_parallel_size})"
     )
-    if engine.type == VLLM and engine.data_parallel_size > 1:
+    if engine.is_stock and engine.data_parallel_size > 1:
         sizes += f" times dataParallelSize ({engine.data_parallel_size})"
     for index, pool in enumerate(pools):
         found = _rank_misfit(engine, pool, sizes) or _gpu_misfit(engine, pool, sizes)
@@ -60,10 +60,10 @@ def _rank_misfit(engine: EngineSpec, pool: PoolSpec, sizes: str) -> tuple[str, s
     """sizes: of the ranks, as text."""
     ranks, data = num_ranks(engine), engine.data_parallel_size
     pods, most = pods_per_replica(engine, pool), pool.gpus_per_pod or MAX_RANKS
-    divided = pods if engine.type == VLLM else 1
+    divided = pods if engine.is_stock else 1
     if ranks > most * divided:
         each = f"over the {most} of one pod" if divided == 1 else f"over {most} in {pods} pods"
-        more = ", or give pools more podsPerReplica" if engine.type == VLLM else ""
+        more = ", or give pools more podsPerReplica" if engine.is_stock else ""
         return (
             "engine.tensorParallelSize",
             f"{sizes} is {ranks} ranks, {each}",
@@ -82,19 +82,19 @@ def _rank_misfit(engine: EngineSpec, pool: PoolSpec, sizes: str) -> tuple[str, s
             f"{pods} pods do not divide the {ranks} ranks of a worker ({sizes})",
             "give a number that does, or change the ranks",
         )
-    if engine.type != VLLM and pods > 1 and data != pods:
+    if not engine.is_stock and pods > 1 and data != pods:
         return (
             "POOL.podsPerReplica",
             f"is {pods}, and dataParallelSize {data}: each pod of a worker has one of its engines",
             f"set engine.dataParallelSize: {pods}, or leave podsPerReplica out",
         )
-    if engine.type != VLLM and data > MAX_ENGINES:
+    if not engine.is_stock and data > MAX_ENGINES:
         return (
             "engine.dataParallelSize",
             f"must be at most {MAX_ENGINES}, not {data}, but for type vllm",
             "lower it, and give the pool more replicas",
         )
-    if engine.type == VLLM and data % pods and pods % data:
+    if engine.is_stock and data % pods and pods % data:
         return (
             "POOL.podsPerReplica",
             f"is {pods}, and dataParallelSize {data}: a pod of vLLM's has whole data-parallel "
@@ -148,7 +148,7 @@ def engine_faults(kind: str, engine: EngineSpec) -> Iterator[EngineFault]:
         for name in engine.model_fields_set
         if getattr(engine, name) is not None
     }
-    if kind != VLLM:
+    if kind not in STOCK:
         for field in VLLM_ONLY:
             if field in flag_text:
                 yield EngineFault(
@@ -157,8 +157,8 @@ def engine_faults(kind: str, engine: EngineSpec) -> Iterator[EngineFault]:
         return
     for field in PDCLUSTER_ONLY:
         if field in flag_text:
-            fix = "leave it out, or give vLLM's own flag in engine.args"
-            yield EngineFault(field, "is not for vllm, which has no such setting", fix)
+            fix = f"leave it out, or give {STOCK[kind]}'s own flag in engine.args"
+            yield EngineFault(field, f"is not for {kind}, which has no such setting", fix)
 
 
 _DEFAULTS = {str(field.alias): field.default for field in EngineSpec.model_fields.values()}
@@ -279,7 +279,7 @@ def _size_rules(role: str) -> Iterator[Rule]:
         "maxBatchedTokens",
         f"{tokens} >= {sequences} || self.?engine.?type.orValue('pdcluster') != 'pdcluster'",
         # a stock engine schedules as it will
-        lambda engine, _: engine.type == VLLM or engine.max_batched_tokens >= engine.max_sequences,
+        lambda engine, _: engine.is_stock or engine.max_batched_tokens >= engine.max_sequences,
         (
             "must be at least {maxSequences}, since a step computes a token of each sequence",
             "raise maxBatchedTokens or lower maxSequences",

@@ -16,7 +16,7 @@ from pdcluster_schema.faults import Fault, InvalidObjectError, Location, unknown
 from pdcluster_schema.pdcluster import KIND, PDCluster, PDClusterSpec
 from pdcluster_schema.section import json_size, too_long
 from pdcluster_schema.values import MAX_SPEC_BYTES, SHORTEN_SPEC
-from pdcluster_schema.vllm_engine import VLLM
+from pdcluster_schema.vllm_engine import STOCK_IMAGES
 
 _SPEC_BYTES = "specBytes"
 """Field in place of a spec that is too long."""
@@ -88,9 +88,9 @@ def applied_fault(cluster: PDCluster) -> Fault | None:
             return Fault(field, reason, fix)
     for role in cluster.spec.roles.computing():
         engine = cluster.spec.engine_of(role)
-        if engine.type == VLLM and engine.image is None:
-            reason = f"is missing, and engine.type: {VLLM} needs it on Kubernetes"
-            fix = "give a stock image, like vllm/vllm-openai:v0.32.0"
+        if engine.is_stock and engine.image is None:
+            reason = f"is missing, and engine.type: {engine.type} needs it on Kubernetes"
+            fix = f"give a stock image, like {STOCK_IMAGES[engine.type]}"
             return Fault("spec.engine.image", reason, fix)
     return None
 

@@ -39,7 +39,6 @@ from pdcluster_schema.service import DiscoverySpec, ServiceSpec
 from pdcluster_schema.spec_rules import spec_rules
 from pdcluster_schema.stock_rules import stock_fault
 from pdcluster_schema.values import PodTemplate, SizeOfSpec
-from pdcluster_schema.vllm_engine import VLLM
 from pdcluster_schema.vllm_versions import published_version, tagged_version, unknown_version
 from pdcluster_schema.workload import (
     MAX_GROUPED_NAME,
@@ -146,7 +145,7 @@ class PDClusterSpec(SpecSection):
 
     @model_validator(mode="after")
     def _stock_engines_fit(self) -> Self:
-        if self.engine.type == VLLM and (fault := stock_fault(self)) is not None:
+        if self.engine.is_stock and (fault := stock_fault(self)) is not None:
             place, reason, fix = fault
             raise rule(reason, fix, at=place)
         return self

@@ -21,6 +21,7 @@ from pdcluster_schema.routing import PREFILL_PARTS
 from pdcluster_schema.section import Cel, Rule
 from pdcluster_schema.sections import COMPUTING, ROLES
 from pdcluster_schema.service import discovery_rules
+from pdcluster_schema.sglang_rules import sglang_rules
 from pdcluster_schema.stock_rules import front_end_rules, stock_rules
 from pdcluster_schema.values import is_label
 from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, VLLM, VLLM_ONLY
@@ -71,6 +72,7 @@ def spec_rules() -> Iterator[Cel | Rule]:
     yield from _stock_engine_rules()
     yield from front_end_rules()
     yield from stock_rules()
+    yield from sglang_rules()
     yield from _autoscale_rules()
     yield from _mixed_rules()
     yield from discovery_rules()
@@ -219,7 +221,7 @@ def _one_role_rules() -> Iterator[Rule]:
         cel="size(self.model.?adapters.orValue([])) == 0 || "
         "self.?engine.?type.orValue('pdcluster') == 'vllm'",
         holds=lambda spec: not spec.model.adapters or spec.engine.type == VLLM,
-        reason="are for engine.type: vllm, since our own engine has none",
+        reason="are for engine.type: vllm alone",
         fix="set engine.type: vllm, or leave them out",
         at="model.adapters",
     )
@@ -278,8 +280,8 @@ def _stock_engine_rules() -> Iterator[Cel]:
     for engine, path, type_of in sections:
         yield Cel(
             f"[?{engine}].all(engine, {type_of} == 'pdcluster' || !({ours}))",
-            f"engine.type: vllm has none of {', '.join(PDCLUSTER_ONLY)}: leave them out, or give "
-            "vLLM's own flags in engine.args",
+            f"a stock engine has none of {', '.join(PDCLUSTER_ONLY)}: leave them out, or give its "
+            "own flags in engine.args",
             path,
         )
         yield Cel(
@@ -291,7 +293,7 @@ def _stock_engine_rules() -> Iterator[Cel]:
     image = "(!has(self.roles.ROLE) || self.roles.ROLE.?engine.?image.hasValue())"
     yield Cel(
         f"self.?{kind} == 'pdcluster' || self.?engine.?image.hasValue() || {_each(image)}",
-        "image is missing, and engine.type: vllm needs it on Kubernetes: give a stock image, like "
+        "image is missing, and a stock engine needs it on Kubernetes: give one of its images, like "
         "vllm/vllm-openai:v0.32.0",
         ".engine",
     )

@@ -15,6 +15,7 @@ from pdcluster_schema.engine_rules import engine_rule, given, value_or_default
 from pdcluster_schema.quantities import number_of
 from pdcluster_schema.section import Rule
 from pdcluster_schema.sections import COMPUTING
+from pdcluster_schema.sglang_rules import sglang_fault
 from pdcluster_schema.vllm_engine import VLLM
 from pdcluster_schema.vllm_flags import Flag, flags_of
 
@@ -76,6 +77,8 @@ def stock_fault(spec: Any) -> tuple[str, str, str] | None:
     """(place, reason, fix) of what the API server cannot read: flags, and quantities that two
     sections have.
     """
+    if (found := sglang_fault(spec)) is not None:
+        return found
     engines = {role: spec.engine_of(role) for role in spec.roles.computing()}
     for role, engine in engines.items():
         declared, offloaded = spec.roles.present()[role], _offloaded(engine)
@@ -136,9 +139,9 @@ quantize weights alone, or leave it to the checkpoint.
 def precision_of(engine: EngineSpec) -> Precision:
     """Precision in which an engine computes prompts, as far as its fields say it.
 
-    Our own engine has no other than BF16 (and float32); vLLM has what --quantization says.
+    Our own engine has no other than BF16 (and float32); a stock one has what --quantization says.
     """
-    if engine.type != VLLM:
+    if not engine.is_stock:
         return "bf16"
     given = [flag.value for flag in flags_of(engine.args or ()) if flag.name == "quantization"]
     return _PRECISION_OF.get(given[-1] if given else "", "bf16")
@@ -235,9 +238,9 @@ _PARSER_FLAG = r"^--reasoning[-_]p(a(r(s(er?)?)?)?)?(=|$)"  # whole, or its begi
 def front_end_rules() -> Iterator[Rule]:
     front_end = "self.model.?frontend.orValue('pdcluster')"
     yield Rule(
-        cel=f"{front_end} != 'engine' || self.?engine.?type.orValue('pdcluster') != 'pdcluster'",
-        holds=lambda spec: spec.model.frontend != "engine" or spec.engine.type != "pdcluster",
-        reason="is engine, which is for a stock engine",
+        cel=f"{front_end} != 'engine' || self.?engine.?type.orValue('pdcluster') == 'vllm'",
+        holds=lambda spec: spec.model.frontend != "engine" or spec.engine.type == "vllm",
+        reason="is engine, which is for engine.type: vllm",
         fix="leave it out, or set engine.type: vllm",
         at="model.frontend",
     )

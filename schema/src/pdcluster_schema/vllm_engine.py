@@ -1,5 +1,5 @@
-"""A stock engine in place of our own: the fields, flags and variables of the user, and those that
-PDCluster sets.
+"""The stock engines in place of our own, vLLM and SGLang: the fields, flags and variables of the
+user, and those that PDCluster sets.
 
 The CRD's rules say the same to the API server.
 `manifests.vllm` renders what is allowed here.
@@ -16,6 +16,12 @@ from pdcluster_schema.text import shortened
 from pdcluster_schema.values import VariableName
 
 VLLM: Final = "vllm"
+SGLANG: Final = "sglang"
+
+STOCK: Final = {VLLM: "vLLM", SGLANG: "SGLang"}
+"""Names of the stock engines, by type."""
+
+STOCK_IMAGES: Final = {VLLM: "vllm/vllm-openai:v0.32.0", SGLANG: "lmsysorg/sglang:v0.5.23"}
 
 VLLM_ONLY = ("image", "command", "args", "env", "kvTransfer", "allowUnknownVersion")
 """Fields of `engine` that only a stock engine has."""
@@ -39,6 +45,52 @@ PDCLUSTER_ONLY = (
 )
 """Those that only our own engine has: they would have no effect on a stock engine."""
 
+
+SGLANG_FLAGS = {
+    "context-length": "maxModelLen",
+    "max-running-requests": "maxSequences",
+    "chunked-prefill-size": "maxBatchedTokens",
+    "page-size": "blockSize",
+    "disable-radix-cache": "prefixCaching",
+    "max-total-tokens": "numBlocks",
+    "mem-fraction-static": "deviceMemoryShare",
+    "tp-size": "tensorParallelSize",
+    "pp-size": "pipelineParallelSize",
+}
+"""SGLang's flags likewise, where vLLM has none of that name."""
+
+SGLANG_OWNED = (
+    "model-path",
+    "device",
+    "dist-init-addr",
+    "nccl-init-addr",
+    "nccl-port",
+    "dp-size",
+    "attn-dp-size",
+    "attention-data-parallel-size",
+    "enable-dp-attention",
+    "disaggregation-mode",
+    "disaggregation-transfer-backend",
+    "disaggregation-bootstrap-port",
+    "lora-paths",
+    "is-embedding",
+    "sampling-defaults",
+    "preferred-sampling-params",
+    "incremental-streaming-output",
+    "enable-priority-scheduling",
+    "schedule-low-priority-values-first",
+    "schedule-policy",
+    "abort-on-priority-when-disabled",
+    "allow-auto-truncate",
+    "admin-api-key",
+    "use-ray",
+    "smg-grpc-mode",
+    "sidecar",
+    "enable-http2",
+)
+"""SGLang's flags that PDCluster sets itself, or that would hide the engine from it or break it.
+The API server does not check them, which would cost it too much.
+"""
 
 FIELD_OF_FLAG = {
     "max-model-len": "maxModelLen",
@@ -197,8 +249,8 @@ MAX_VARIABLES, MAX_VARIABLE = 64, 4096
 
 
 def check_argument(value: str) -> str:
-    """Refuse a flag that is set elsewhere; flags may be written with underscores, as vLLM reads
-    them.  A line break behind one, as of a YAML block, is ignored.
+    """Refuse a flag that is set elsewhere, of either engine; flags may be written with underscores,
+    as vLLM reads them.  A line break behind one, as of a YAML block, is ignored.
     """
     flag_text = value.partition("=")[0].partition(".")[0].rstrip().replace("_", "-")
     flag = long_flag(flag_text)
@@ -219,7 +271,20 @@ def check_argument(value: str) -> str:
     if re.search(FLAGS_OF_FIELDS, flag):
         field = FIELD_OF_FLAG[flag.lstrip("-")]
         raise rule(f"{subject} is the field {field} of engine", f"set engine.{field} in its place")
+    _check_sglang(flag_text)
     return value
+
+
+def _check_sglang(flag_text: str) -> None:
+    """SGLang takes the beginning of a flag for it, too."""
+    for name in (*SGLANG_FLAGS, *SGLANG_OWNED) if len(flag_text) > len("--") else ():
+        if not f"--{name}".startswith(flag_text):
+            continue
+        is_whole = flag_text == f"--{name}"
+        subject = f"--{name}" if is_whole else f"{flag_text} may be short for --{name}, which"
+        if (field := SGLANG_FLAGS.get(name)) is None:
+            raise rule(f"{subject} is set by PDCluster", "remove it")
+        raise rule(f"{subject} is the field {field} of engine", f"set engine.{field} in its place")
 
 
 def long_flag(flag_text: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from pdcluster_worker.messages.requests import Constraint, RequestSpec, SamplingParams
 from pdcluster_worker.vllm_engine import generate_api
+from pdcluster_worker.vllm_engine.engine_api import VLLM_API
 
 
 def params(spec: RequestSpec) -> dict[str, Any]:
@@ -138,7 +139,7 @@ def test_constraints_have_their_names_there(
 ) -> None:
     spec = RequestSpec("r", [1], SamplingParams(max_tokens=1, seed=0, constraint=constraint))
 
-    assert generate_api.refusal(spec) is None
+    assert VLLM_API.refusal(spec) is None
     assert params(spec)["structured_outputs"] == expected
 
 

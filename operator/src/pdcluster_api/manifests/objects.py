@@ -6,7 +6,7 @@ from typing import Any
 
 from pdcluster_schema.labels import CLUSTER, COMPONENT, ETCD, POOL, REVISION, ROLE, cluster_labels
 from pdcluster_schema.pdcluster import KIND
-from pdcluster_schema.vllm_engine import VLLM
+from pdcluster_schema.vllm_engine import STOCK
 from pdcluster_schema.workload import WorkloadId
 
 Manifest = dict[str, Any]
@@ -36,7 +36,7 @@ class RenderSettings:
     server_image: str = ""
 
     def worker_image_for(self, engine_type: str) -> str:
-        return (self.server_image if engine_type == VLLM else "") or self.worker_image
+        return (self.server_image if engine_type in STOCK else "") or self.worker_image
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,6 @@ from pdcluster_schema.labels import CLUSTER, POOL, REVISION, ROLE, TEMPLATE_HASH
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of, template_hash
 from pdcluster_schema.sections import ENGINELESS, ROUTER, PoolSpec
-from pdcluster_schema.vllm_engine import VLLM
 from pdcluster_schema.workload import GroupId, WorkloadId, workload_name
 
 
@@ -268,7 +267,7 @@ def render_shared(
         ),
     ]
     if cluster.spec.network_policy.enabled:
-        has_stock = cluster.spec.engine.type == VLLM or any(map(has_engine_container, records))
+        has_stock = cluster.spec.engine.is_stock or any(map(has_engine_container, records))
         found.append(
             workers_policy(
                 owner,

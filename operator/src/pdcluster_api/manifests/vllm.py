@@ -24,6 +24,7 @@ from pdcluster_schema.model import ModelSpec
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import HTTP_PORT, MASTER_PORT
 from pdcluster_schema.sections import PoolSpec
+from pdcluster_schema.vllm_engine import VLLM
 from pdcluster_schema.vllm_flags import flags_of
 
 DEFAULT_COMMAND = ("vllm", "serve")
@@ -81,7 +82,7 @@ def vllm_command(
     pods = pods_of(engine, pool, site)
     events_host = site.leader if pods > 1 and engine.data_parallel_size > 1 else LOOPBACK
     ours = {
-        **_flags_of_fields(engine),
+        **flags_of_fields(engine, _FLAGS),
         "--dtype": model.dtype,
         "--served-model-name": model.name,
         "--host": LOOPBACK,
@@ -89,7 +90,7 @@ def vllm_command(
         "--scheduling-policy": "priority",
         "--generation-config": "vllm",  # what a request leaves out is neutral, as in our engine
         "--max-logprobs": MAX_LOGPROBS,
-        "--kv-events-config": _json(
+        "--kv-events-config": json_text(
             enable_kv_cache_events=True,
             publisher="zmq",
             endpoint=f"tcp://{events_host}:{site.kv_events}",
@@ -105,7 +106,7 @@ def vllm_command(
     moves_kv = cluster.spec.roles.mixed is None
     transfer = kv_transfer_config(engine, on_cpu=on_cpu, moves_kv=moves_kv)
     if transfer is not None:
-        ours["--kv-transfer-config"] = _json(**transfer)
+        ours["--kv-transfer-config"] = json_text(**transfer)
     if engine.data_parallel_size > 1:
         # numbers of several HTTP servers have no time of start, by which a restart is seen
         ours["--api-server-count"] = 1
@@ -178,7 +179,7 @@ def vllm_logging(engine: EngineSpec) -> str:
         "message": {"format": "%(message)s"},
     }
     logger = {"handlers": list(handlers), "level": level, "propagate": False}
-    return _json(
+    return json_text(
         version=1,
         disable_existing_loggers=False,
         formatters=formatters,
@@ -192,10 +193,11 @@ def _share(value: int, engine: EngineSpec, pods: int) -> int:
     return max(1, value // max(1, engine.data_parallel_size // pods))
 
 
-def _flags_of_fields(engine: EngineSpec) -> dict[str, object]:
+def flags_of_fields(engine: EngineSpec, flags: Mapping[str, str]) -> dict[str, object]:
+    """Those of `flags`, by field, whose field is given."""
     return {
         flag: value
-        for name, flag in _FLAGS.items()
+        for name, flag in flags.items()
         if name in engine.model_fields_set and (value := getattr(engine, name)) is not None
     }
 
@@ -207,7 +209,7 @@ def _adapters(model: ModelSpec, arguments: Iterable[str]) -> list[str]:
     # by default vLLM computes with one in a step, and requests of the others wait
     slots = [] if "max-loras" in given else ["--max-loras", str(min(len(model.adapters), 8))]
     modules = [
-        _json(name=each.name, path=adapter_path(model, each), base_model_name=model.name)
+        json_text(name=each.name, path=adapter_path(model, each), base_model_name=model.name)
         for each in model.adapters
     ]
     return ["--enable-lora", *slots, "--lora-modules", *modules]
@@ -231,7 +233,7 @@ def _caching(engine: EngineSpec) -> list[str]:
     return ["--enable-prefix-caching" if engine.prefix_caching else "--no-enable-prefix-caching"]
 
 
-def _json(**content: object) -> str:
+def json_text(**content: object) -> str:
     return json.dumps(content, separators=(",", ":"))
 
 
@@ -288,21 +290,22 @@ def engine_container(
     cluster: PDCluster,
     pool: PoolSpec,
     engine: EngineSpec,
-    model_path: str,
     *,
+    command: list[str],
+    variables: Mapping[str, str],
     resources: dict[str, Any],
     mounts: tuple[Manifest, ...],
 ) -> Manifest:
     """engine: of the role, a stock one; resources: of the role, its accelerators included; mounts:
     of the model
     """
-    environment = {**_HOME, **_LOGGING, **vllm_environment(pool, engine, IN_CONTAINER)}
+    environment = {**_HOME, **(_LOGGING if engine.type == VLLM else {}), **variables}
     return {
         "name": ENGINE_CONTAINER,
         "image": engine.image,
         "imagePullPolicy": cluster.spec.image.pull_policy,
         "restartPolicy": "Always",
-        "command": vllm_command(cluster, pool, engine, model_path, IN_CONTAINER),
+        "command": command,
         "env": [
             *field_variables({"POD_IP": "status.podIP"}),
             # the API server leaves an empty value out

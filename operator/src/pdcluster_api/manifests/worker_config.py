@@ -24,13 +24,12 @@ from pdcluster_api.manifests.objects import (
     Owner,
     shared_object,
 )
+from pdcluster_api.manifests.stock import stock_command, stock_environment
 from pdcluster_api.manifests.vllm import (
     IN_CONTAINER,
     VllmSettings,
     max_lora_rank,
     pods_of,
-    vllm_command,
-    vllm_environment,
     vllm_logging,
 )
 from pdcluster_schema.accelerators import NO_ACCELERATOR
@@ -128,7 +127,7 @@ def engine_config(
         if not etcd_client_certificate:
             etcd_tls = {"ca": etcd_tls["ca"]}
     engine, num_pods = cluster.spec.engine_of(role), cluster.spec.pods_per_replica(role, pool)
-    is_head = num_pods > 1 and engine.type != VLLM
+    is_head = num_pods > 1 and not engine.is_stock
     if is_head:  # one engine in each pod
         engine = engine.model_copy(update={"data_parallel_size": 1})
     site = WorkerFileSettings(
@@ -222,7 +221,7 @@ def _stall_seconds(spec: PDClusterSpec) -> int:
 def _engine_section(
     cluster: PDCluster, role: str, pool: PoolSpec, engine: EngineSpec, site: WorkerFileSettings
 ) -> dict[str, Any]:
-    if engine.type != VLLM:
+    if not engine.is_stock:
         section: dict[str, Any] = engine.sized_for(pool.gpu).model_dump(
             mode="json", by_alias=True, exclude_defaults=True
         )
@@ -244,8 +243,8 @@ def _engine_section(
         if (rank := max_lora_rank(engine.args or ())) is not None:
             vllm["maxLoraRank"] = rank
     if site.vllm.is_process:
-        vllm["command"] = vllm_command(cluster, pool, engine, site.model_path, site.vllm)
-        vllm["env"] = vllm_environment(pool, engine, site.vllm)
+        vllm["command"] = stock_command(cluster, pool, engine, site.model_path, site.vllm)
+        vllm["env"] = stock_environment(pool, engine, site.vllm)
     # fields as vLLM has them: each that is given, default or not, is one of its flags too
     given: dict[str, Any] = engine.model_dump(
         mode="json", by_alias=True, exclude_unset=True, exclude_none=True, include=_VLLM_FACTS

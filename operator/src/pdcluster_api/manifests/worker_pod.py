@@ -29,7 +29,8 @@ from pdcluster_api.manifests.objects import (
     workload_selector,
 )
 from pdcluster_api.manifests.pod_template import placement_of, with_accelerator, with_templates
-from pdcluster_api.manifests.vllm import engine_container, engine_volumes
+from pdcluster_api.manifests.stock import stock_command, stock_environment
+from pdcluster_api.manifests.vllm import IN_CONTAINER, engine_container, engine_volumes
 from pdcluster_api.manifests.vllm_connectors import shared_memory
 from pdcluster_api.manifests.worker_config import requires_keys
 from pdcluster_schema.labels import GPU, GPUS_PER_REPLICA
@@ -37,7 +38,6 @@ from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT
 from pdcluster_schema.quantities import canonical_quantity
 from pdcluster_schema.sections import ENGINELESS, PICKER, PoolSpec, RoleSpec
-from pdcluster_schema.vllm_engine import VLLM
 from pdcluster_schema.workload import WorkloadId
 
 # reading hundreds of gigabytes of weights from a network volume takes this order of time; the
@@ -105,7 +105,7 @@ def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) 
     files = _files(cluster, workload)
     init_containers = list(model.init_containers)
     in_memory, own_volumes = SHARED_MEMORY, list[Manifest]()
-    if has_engine := _has_vllm_engine(cluster, workload.role):
+    if has_engine := _has_stock_engine(cluster, workload.role):
         engine = cluster.spec.engine_of(workload.role)
         in_memory, own_volumes = shared_memory(engine), engine_volumes()
         init_containers.append(
@@ -113,7 +113,8 @@ def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) 
                 cluster,
                 pool,
                 engine,
-                model.path,
+                command=stock_command(cluster, pool, engine, model.path, IN_CONTAINER),
+                variables=stock_environment(pool, engine, IN_CONTAINER),
                 resources=_with_accelerators(cluster, workload, pool),
                 mounts=model.mounts,
             )
@@ -196,8 +197,8 @@ def _container(
     }
 
 
-def _has_vllm_engine(cluster: PDCluster, role: str) -> bool:
-    return role not in ENGINELESS and cluster.spec.engine_of(role).type == VLLM
+def _has_stock_engine(cluster: PDCluster, role: str) -> bool:
+    return role not in ENGINELESS and cluster.spec.engine_of(role).is_stock
 
 
 def _with_accelerators(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import typer
 
 from pdcluster_schema.load import applied_fault
 from pdcluster_schema.revision import revision_of
+from pdcluster_schema.vllm_engine import SGLANG, VLLM
 from pdctl.cli.bench import app as bench
 from pdctl.cli.options import File, Files, load_file, load_files, reported
 from pdctl.cli.plan import plan_command
@@ -67,6 +68,15 @@ def up_command(
             "either vllm on the PATH",
         ),
     ] = None,
+    sglang: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PDCLUSTER_SGLANG",
+            metavar="PROGRAM",
+            help="the Python of SGLang's environment, for engine.type: sglang, over the program of "
+            "engine.command; without either python3 on the PATH",
+        ),
+    ] = None,
     progress: Annotated[
         bool, typer.Option(help="a live table; without it a line for each change, for pipes and CI")
     ] = True,
@@ -74,6 +84,7 @@ def up_command(
 ) -> None:
     """Run a PDCluster as processes of this machine until Ctrl-C."""
     cluster = load_file(file)
+    given = {VLLM: vllm, SGLANG: sglang}
     served = cluster.spec.service.port if port is None else port
     request = UpRequest(
         source=file,
@@ -81,7 +92,7 @@ def up_command(
         port=served,
         state_dir=state_dir or default_state_dir(),
         model_path=model_path,
-        vllm=vllm,
+        programs={name: path for name, path in given.items() if path is not None},
     )
     with reported(file), make_screen(progress=progress) as screen:
         up(request, screen)

@@ -131,7 +131,7 @@ def render_command(
         str, typer.Option(metavar="IMAGE", help="of a PDCluster that names none")
     ] = CHART.worker_image,
     server_image: Annotated[
-        str, typer.Option(metavar="IMAGE", help="of one with engine.type: vllm that names none")
+        str, typer.Option(metavar="IMAGE", help="of one with a stock engine that names none")
     ] = CHART.server_image,
     etcd_image: Annotated[
         str, typer.Option(metavar="IMAGE", help="of a managed etcd that names none")

@@ -8,7 +8,6 @@ from typing import Any
 
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.sections import ENGINELESS, ROLES
-from pdcluster_schema.vllm_engine import VLLM
 
 _NO_PODS = "there are no pods here"
 _ETCD = "an etcd that is run here is one process, whose data is lost with the run"
@@ -64,7 +63,7 @@ def ineffective_remarks(cluster: PDCluster) -> list[str]:
         f"spec.roles.{role}.startupTimeoutSeconds"
         for role, spec in cluster.spec.roles.present().items()
         if spec.startup_timeout_seconds is not None
-        and (role in ENGINELESS or cluster.spec.engine_of(role).type != VLLM)
+        and (role in ENGINELESS or not cluster.spec.engine_of(role).is_stock)
     ]
     if timed:
         lines.append(f"{_listed(timed)} no effect here: {_OWN_START}")

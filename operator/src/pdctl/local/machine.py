@@ -1,17 +1,19 @@
-"""CPU cores and free ports of this machine, and the programs of vLLM engines on it."""
+"""CPU cores and free ports of this machine, and the programs of stock engines on it."""
 
 import errno
 import os
 import shutil
 import socket
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from pdcluster_api.errors import StartError
-from pdcluster_api.manifests.vllm import DEFAULT_COMMAND, VllmSettings
+from pdcluster_api.manifests.stock import DEFAULT_COMMANDS
+from pdcluster_api.manifests.vllm import VllmSettings
 from pdcluster_schema.faults import Fault, InvalidObjectError
-from pdcluster_schema.vllm_engine import VLLM
+from pdcluster_schema.vllm_engine import STOCK
 from pdctl.local.plan import LocalPlan, ProcessSpec
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -67,11 +69,11 @@ def _cgroup_cores(cgroup: Path) -> float | None:
     return None if quota in ("max", "-1") else int(quota) / int(period)
 
 
-def with_programs(plan: LocalPlan, source: Path, given: Path | None) -> LocalPlan:
-    """Resolve the program of each worker with a vLLM engine.
+def with_programs(plan: LocalPlan, source: Path, given: Mapping[str, Path]) -> LocalPlan:
+    """Resolve the program of each worker with a stock engine.
 
     source: the PDCluster's file; a relative path is relative to its folder
-    given:  overrides the program of every `engine.command`
+    given:  programs by type of engine, over every `engine.command`
     Raises StartError for a given program that does not exist, InvalidObjectError where none is
     found.
     """
@@ -85,27 +87,29 @@ def vllm_settings(num_ranks: int) -> VllmSettings:
     return VllmSettings(http=http, kv_events=kv_events, side_channel=side_channel, is_process=True)
 
 
-def _with_program(process: ProcessSpec, source: Path, given: Path | None) -> ProcessSpec:
+def _with_program(process: ProcessSpec, source: Path, given: Mapping[str, Path]) -> ProcessSpec:
     engine = process.engine
-    if engine.type != VLLM:
+    if not engine.is_stock:
         return process
-    program, *first_arguments = engine.command or DEFAULT_COMMAND
-    found = _from_option(given) if given is not None else _found(program, source)
+    kind = engine.type
+    program, *first_arguments = engine.command or DEFAULT_COMMANDS[kind]
+    option = given.get(kind)
+    found = _found(program, source) if option is None else _from_option(option, kind)
     if found is None:
         reason = f"no program {program} is on this machine"
         fix = (
-            "install vLLM into an environment of its own and give its program with `pdctl up FILE "
-            "--vllm ENVIRONMENT/bin/vllm`, or put it on the PATH"
+            f"install {STOCK[kind]} into an environment of its own and give its program with "
+            f"`pdctl up FILE --{kind} ENVIRONMENT/bin/{Path(program).name}`, or put it on the PATH"
         )
         raise InvalidObjectError([Fault("spec.engine.command", reason, fix)])
     command = (found, *first_arguments)
     return replace(process, engine=engine.model_copy(update={"command": command}))
 
 
-def _from_option(program: Path) -> str:
+def _from_option(program: Path, kind: str) -> str:
     path = program.expanduser().absolute()
     if shutil.which(path) is None:
-        raise StartError(f"--vllm: no program at {program}; correct the path", exit_code=2)
+        raise StartError(f"--{kind}: no program at {program}; correct the path", exit_code=2)
     return str(path)
 
 

@@ -9,7 +9,6 @@ from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.sections import ENGINELESS, PICKER, PoolSpec
-from pdcluster_schema.vllm_engine import VLLM
 from pdcluster_schema.workload import process_name
 from pdctl.local.gpus import DriverReport, assign_gpus
 
@@ -142,7 +141,7 @@ def _may_share(engine: EngineSpec) -> bool:
         engine.pipeline_parallel_size,
         engine.data_parallel_size,
     )
-    return engine.type != VLLM and not engine.threads and processes == (1, 1, 1)
+    return not engine.is_stock and not engine.threads and processes == (1, 1, 1)
 
 
 def _check_runs_locally(cluster: PDCluster) -> None:

@@ -30,7 +30,6 @@ from pdcluster_api.manifests.worker_config import WorkerFileSettings, engine_fil
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import PICKER_PORT, WORKER_NAME
 from pdcluster_schema.sections import PICKER
-from pdcluster_schema.vllm_engine import VLLM
 from pdctl.local.gpus import gpu_variables
 from pdctl.local.machine import vllm_settings
 from pdctl.local.plan import ProcessSpec
@@ -278,6 +277,6 @@ def _worker_settings(process: ProcessSpec, settings: RunSettings) -> WorkerFileS
         kv_port=0,
         picker_port=process.picker_port if process.role == PICKER else PICKER_PORT,
         vllm=vllm_settings(process.engine.data_parallel_size)
-        if process.engine.type == VLLM
+        if process.engine.is_stock
         else IN_CONTAINER,
     )

@@ -8,8 +8,8 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class UpRequest:
 
     source:     the file of `cluster`
     port:       0 = any free one
-    model_path: overrides the object's model; vllm: overrides its engine's program
+    model_path: overrides the object's model; programs: of its stock engine, by type, over its own
     """
 
     source: Path
@@ -53,7 +53,7 @@ class UpRequest:
     port: int
     state_dir: Path
     model_path: Path | None = None
-    vllm: Path | None = None
+    programs: Mapping[str, Path] = field(default_factory=dict)
     command: tuple[str, ...] = WORKER_COMMAND
 
 
@@ -99,7 +99,7 @@ def prepare(request: UpRequest) -> PreparedRun:
     driver = read_driver() if needs_gpus(request.cluster) else NO_GPUS
     plan = plan_local(request.cluster, cores=available_cores(), port=port, driver=driver)
     model = find_model(request.cluster, request.source, request.model_path)
-    plan = with_programs(plan, request.source, request.vllm)
+    plan = with_programs(plan, request.source, request.programs)
     _check_port(port)
     return PreparedRun(request, plan, model)
 

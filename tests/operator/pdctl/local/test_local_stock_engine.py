@@ -10,7 +10,7 @@ from pdcluster_schema.load import parse
 from pdctl.local.machine import vllm_settings, with_programs
 from pdctl.local.plan import LocalPlan, plan_local
 from pdctl.local.run_directory import Certificates, RunDirectory, RunSettings, write_process
-from tests.schema.object_cases import at, vllm
+from tests.schema.object_cases import CPU, at, sglang, vllm
 
 Document = dict[str, Any]
 
@@ -39,7 +39,7 @@ def test_program_is_that_of_the_path(
     vllm()(document)
     monkeypatch.setenv("PATH", str(program.parent))
 
-    assert commands(with_programs(plan_of(document), Path("chat.yaml"), None)) == {
+    assert commands(with_programs(plan_of(document), Path("chat.yaml"), {})) == {
         (str(program), "serve")
     }
 
@@ -49,7 +49,7 @@ def test_program_of_the_object_is_found_from_the_folder_of_its_file(
 ) -> None:
     vllm(command=["env/bin/vllm", "serve", "-v"])(document)
 
-    assert commands(with_programs(plan_of(document), tmp_path / "chat.yaml", None)) == {
+    assert commands(with_programs(plan_of(document), tmp_path / "chat.yaml", {})) == {
         (str(program), "serve", "-v")
     }
 
@@ -57,15 +57,27 @@ def test_program_of_the_object_is_found_from_the_folder_of_its_file(
 def test_program_that_is_given_goes_over_the_object_s(document: Document, program: Path) -> None:
     vllm(command=["/nowhere/vllm", "serve"])(document)
 
-    assert commands(with_programs(plan_of(document), Path("chat.yaml"), program)) == {
+    assert commands(with_programs(plan_of(document), Path("chat.yaml"), {"vllm": program})) == {
         (str(program), "serve")
+    }
+
+
+def test_program_of_sglang_is_the_python_of_its_environment(
+    document: Document, program: Path
+) -> None:
+    sglang()(document)
+    at("spec.roles", {"mixed": {"pools": [CPU]}})(document)
+
+    given = {"vllm": Path("/nowhere"), "sglang": program}
+    assert commands(with_programs(plan_of(document), Path("chat.yaml"), given)) == {
+        (str(program), "-m", "sglang.launch_server")
     }
 
 
 def test_our_own_engine_needs_no_program(document: Document) -> None:
     plan = plan_of(document)
 
-    assert with_programs(plan, Path("chat.yaml"), None) == plan
+    assert with_programs(plan, Path("chat.yaml"), {}) == plan
 
 
 def test_worker_is_given_the_command_and_its_ports(
@@ -74,7 +86,7 @@ def test_worker_is_given_the_command_and_its_ports(
     vllm(args=["--enforce-eager"], env=[{"name": "UCX_TLS", "value": "tcp"}])(document)
     at("metadata.name", "tiny")(document)
     cluster = parse(document)
-    plan = with_programs(plan_of(document), Path("chat.yaml"), program)
+    plan = with_programs(plan_of(document), Path("chat.yaml"), {"vllm": program})
     run = RunDirectory.create(tmp_path / "state", "tiny")
     settings = RunSettings(
         run,

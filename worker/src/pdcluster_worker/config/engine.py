@@ -30,7 +30,7 @@ OURS_ALONE = (
     "long_prefill_token_threshold", "chunked_prefill", "tbt_slo_milliseconds",
     "chunk_schedule", "prefill_delayer", "speculation",
 )
-"""Fields of `engine` that vLLM does not read."""
+"""Fields of `engine` that a stock engine does not read."""
 # fmt: on
 
 
@@ -66,7 +66,7 @@ class VllmConfig(Section, frozen=True):
 
 
 def pdcluster_only_fields(engine: msgspec.Struct) -> Iterator[str]:
-    """Names, as in the file, of given fields that vLLM does not read."""
+    """Names, as in the file, of given fields that a stock engine does not read."""
     for field in msgspec.structs.fields(engine):
         if field.name in OURS_ALONE and getattr(engine, field.name) != field.default:
             yield field.encode_name
@@ -76,7 +76,7 @@ Ranks = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKER_RANKS)]
 
 
 class EngineConfig(Section, frozen=True):
-    type: Literal["pdcluster", "vllm"] = "pdcluster"
+    type: Literal["pdcluster", "vllm", "sglang"] = "pdcluster"
     vllm: VllmConfig = VllmConfig()
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto = by the pool's accelerator
     block_size: Positive = 16
@@ -111,10 +111,10 @@ class EngineConfig(Section, frozen=True):
     speculation: SpeculationSettings | None = None  # decode and mixed workers only
 
     def __post_init__(self) -> None:
-        if self.type == "vllm" and (given := list(pdcluster_only_fields(self))):
+        if self.is_stock and (given := list(pdcluster_only_fields(self))):
             raise ValueError(
-                f"{given[0]} is for engine type pdcluster, not vllm: leave it out, or say it in "
-                "vLLM's own arguments"
+                f"{given[0]} is for engine type pdcluster, not {self.type}: leave it out, or say "
+                "it in the engine's own arguments"
             )
         if self.type == "pdcluster" and self.data_parallel_size > MAX_ENGINES:
             raise ValueError(
@@ -124,15 +124,15 @@ class EngineConfig(Section, frozen=True):
         limit = MAX_RANKS if self.type == "pdcluster" else MAX_WORKER_RANKS
         if self.num_ranks > limit:
             engines = self.data_parallel_size
-            times = f" times dataParallelSize ({engines})" if self.type == "vllm" else ""
+            times = f" times dataParallelSize ({engines})" if self.is_stock else ""
             raise ValueError(
                 f"tensorParallelSize ({self.tensor_parallel_size}) times pipelineParallelSize "
                 f"({self.pipeline_parallel_size}){times} is {self.num_ranks} "
                 f"ranks, over the {limit} of one worker: lower one of them"
             )
-        if self.type == "vllm":
+        if self.is_stock:
             self.vllm.check_ports(self.data_parallel_size)
-            return  # vLLM checks its own sizes
+            return  # it checks its own sizes
         # a step must have room for one token of each
         if self.max_batched_tokens < self.max_sequences:
             raise ValueError(
@@ -147,9 +147,13 @@ class EngineConfig(Section, frozen=True):
             raise ValueError(wrong)
 
     @property
+    def is_stock(self) -> bool:
+        return self.type != "pdcluster"
+
+    @property
     def num_ranks(self) -> int:
         """Rank processes with a device each; engines of ours in one worker share theirs."""
-        engines = self.data_parallel_size if self.type == "vllm" else 1
+        engines = self.data_parallel_size if self.is_stock else 1
         return self.tensor_parallel_size * self.pipeline_parallel_size * engines
 
     @property

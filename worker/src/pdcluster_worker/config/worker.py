@@ -104,8 +104,8 @@ class WorkerConfig(Section, frozen=True):
                 f"engine.speculation is for decode and mixed workers, not for {self.role}: remove "
                 'it or set method: "Off"'
             )
-        is_own = self.engine.type == "pdcluster" and self.role not in ENGINELESS
-        if self.model.frontend == "engine" and is_own:
+        is_other = self.engine.type != "vllm" and self.role not in ENGINELESS
+        if self.model.frontend == "engine" and is_other:
             raise ValueError("model.frontend: engine is for engine.type: vllm: leave it out")
         if self.role in ENGINELESS and self.gpu != NO_ACCELERATOR:
             raise ValueError(

@@ -45,7 +45,7 @@ def _check_image() -> None:
     if find_spec("torch") is None:
         raise ConfigError(
             "this image holds no engine: use the variant cpu or cuda of the worker's image, or set "
-            "engine.type: vllm"
+            "engine.type: vllm or sglang"
         )
 
 
@@ -67,7 +67,7 @@ def _engines(config_path: Path, config: WorkerConfig, identity: Identity) -> Eng
     engine = config.engine
     board = create_board(engine.data_parallel_size) if has_board(engine) else None
 
-    server = VllmServer(config) if engine.type == "vllm" else None
+    server = VllmServer(config) if engine.is_stock else None
 
     def new_child(rank: int) -> Child:
         if server is not None:

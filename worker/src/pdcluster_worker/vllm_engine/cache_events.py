@@ -1,4 +1,4 @@
-"""vLLM's KV events as our block events: our hashes are recomputed from the tokens it names.
+"""A stock engine's KV events as ours: our hashes are recomputed from the tokens it names.
 
 A model with several kinds of layers has a group of KV blocks for each, whose blocks have the same
 hashes and end at different times.  A prefix is no longer than what full attention has, so its first
@@ -41,6 +41,7 @@ class BlockStored(msgspec.Struct, tag=True):
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     medium: str | None = None
+    cache_salt: str | None = None  # of SGLang, in each event
 
 
 class BlockRemoved(msgspec.Struct, tag=True):
@@ -226,7 +227,7 @@ def _keys(event: BlockStored, index: int) -> list[Any]:
 
 def _salt(event: BlockStored) -> bytes | None:
     """Our salt of a prompt's first block; None where the block has other keys."""
-    keys = _keys(event, 0)
+    keys = [event.cache_salt] if event.cache_salt is not None else _keys(event, 0)
     if not keys:
         # that of an adapter's requests has its name in it
         return None if event.lora_name else b""

@@ -1,4 +1,4 @@
-"""Runs our engine messages on a vLLM server, each request as a task of HTTP exchanges."""
+"""Runs our engine messages on a stock engine's server, each request as a task of HTTP exchanges."""
 
 import asyncio
 import logging
@@ -15,6 +15,7 @@ from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import EngineInput, EngineOutput, Received
 from pdcluster_worker.messages.requests import EPOCH_BYTES, PromptLogprob, RequestSpec, Token
 from pdcluster_worker.vllm_engine import generate_api, responses
+from pdcluster_worker.vllm_engine.engine_api import VLLM_API, EngineApi
 from pdcluster_worker.vllm_engine.engine_load import FETCH_SECONDS
 from pdcluster_worker.vllm_engine.http import HttpAnswer, HttpFailedError, VllmClient
 from pdcluster_worker.vllm_engine.metrics_page import Scrape
@@ -47,12 +48,14 @@ class VllmEngine:
         reports: Reports,
         emit: Emit,
         trace: Callable[[str], Mapping[str, str]] = lambda _: {},
+        api: EngineApi = VLLM_API,
     ) -> None:
         self._http = http
         self._model = model
         self._reports = reports
         self._emit = emit
         self._trace = trace
+        self._api = api
         self._requests: dict[str, VllmRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         reports.on_page = self._give_up
@@ -107,14 +110,14 @@ class VllmEngine:
             return
         if spec.sampling.prompt_logprobs is not None and not spec.output:
             attempt = self._attempt(request)
-            body = generate_api.prompt_only(spec, self._model, attempt=attempt)
+            body = self._api.prompt_only(spec, self._model, attempt=attempt)
             self._begin(request, self._score, body)
         else:
             self._begin(request, self._stream, *self._generation(request))
 
     def _is_refused(self, request: VllmRequest) -> bool:
-        """Fail a request that vLLM would run wrongly (`generate_api.refusal`)."""
-        refused = generate_api.refusal(request.spec)
+        """Fail a request that the engine would run wrongly."""
+        refused = self._api.refusal(request.spec)
         if refused is not None:
             message, param = refused
             self._fail(request, VllmError(message, is_refusal=True, param=param))
@@ -125,9 +128,12 @@ class VllmEngine:
     ) -> tuple[bytes, TokenStream]:
         """Body and reader of the next attempt.  scores: of the prompt, for the first token."""
         spec = request.spec
-        body = generate_api.generate(spec, self._model, attempt=self._attempt(request))
+        body = self._api.generate(spec, self._model, attempt=self._attempt(request))
         hit = self._reports.expected_hit(spec)
-        return body, TokenStream(spec, cached_tokens=hit, prompt_logprobs=scores)
+        stream = TokenStream(
+            spec, cached_tokens=hit, prompt_logprobs=scores, decode=self._api.decode_chunk
+        )
+        return body, stream
 
     def _receive(self, spec: RequestSpec) -> None:
         needed = self._reports.num_blocks(spec.num_tokens + 1)
@@ -233,7 +239,7 @@ class VllmEngine:
     @asynccontextmanager
     async def _post(self, request: VllmRequest, body: bytes) -> AsyncIterator[HttpAnswer]:
         """An answer 200.  Raises VllmError, HttpFailedError."""
-        path, trace = generate_api.PATH, request.trace
+        path, trace = self._api.generate_path, request.trace
         async with self._http.request("POST", path, body, trace) as answer:
             if answer.status != 200:
                 raise responses.read_error(answer.status, await answer.body())
@@ -265,7 +271,8 @@ class VllmEngine:
     async def _score(self, request: VllmRequest, body: bytes) -> None:
         """Log probabilities of a prompt; its tokens are generated next, from the cache."""
         async with self._post(request, body) as answer:
-            scores = responses.read_prompt_logprobs(await answer.body(), request.spec)
+            body = await answer.body()
+            scores = responses.read_prompt_logprobs(body, request.spec, self._api.decode_whole)
         await self._stream(request, *self._generation(request, scores))
 
     async def _prefill(self, request: VllmRequest, body: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Facts of a running vLLM: version, model, sizes, and those of the pair check.
+"""Facts of a running stock engine: version, model, sizes, and those of the pair check.
 
 Version, connector and dtype keep engines apart that could not read one another's KV.
 """
@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from pdcluster_schema.vllm_versions import unknown_version
 from pdcluster_worker.config.worker import NO_ACCELERATOR, WorkerConfig
 from pdcluster_worker.errors import ConfigError, ModelError
 from pdcluster_worker.messages.engine import EngineReady
@@ -24,10 +23,10 @@ from pdcluster_worker.messages.facts import UNKNOWN_DEVICE, DeviceFacts, KVGeome
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 from pdcluster_worker.system.fingerprint import fingerprint
 from pdcluster_worker.system.nvidia import GpuReport, NamedGpu, read_report
-from pdcluster_worker.vllm_engine import generate_api
+from pdcluster_worker.vllm_engine.engine_api import VLLM_API, EngineApi
 from pdcluster_worker.vllm_engine.front_end import MISSING, check_endpoints
 from pdcluster_worker.vllm_engine.http import HttpFailedError, VllmClient
-from pdcluster_worker.vllm_engine.metrics_page import Scrape, read_ranks
+from pdcluster_worker.vllm_engine.metrics_page import Scrape
 
 TRANSPORT = "nixl"
 _WARM_UP_TOKENS = 64
@@ -64,37 +63,40 @@ class _Models(msgspec.Struct):
     data: list[_Card] = []
 
 
-async def read_facts(ranks: Sequence[VllmClient], config: WorkerConfig) -> list[VllmFacts]:
+async def read_facts(
+    ranks: Sequence[VllmClient], config: WorkerConfig, api: EngineApi = VLLM_API
+) -> list[VllmFacts]:
     """ranks: a client of each.
 
     Raises ConfigError for a wrong version or model, ModelError, or HttpFailedError.
     """
     http = ranks[0]
-    version = msgspec.json.decode(await http.get_patiently("/version"), type=_Version).version
-    unknown = unknown_version(version)
+    version = msgspec.json.decode(await http.get_patiently(api.version_path), type=_Version).version
+    unknown = api.unknown_version(version)
     if unknown and not config.engine.vllm.allow_unknown_version:
         raise ConfigError(f"{unknown}, or set engine.allowUnknownVersion: true")
     card = await _check_served(http, config, version)
     shape = await asyncio.to_thread(read_shape, Path(config.model.path))
     try:
         longest = await asyncio.gather(
-            *(_warm_up(client, config, 3 * rank) for rank, client in enumerate(ranks))
+            *(_warm_up(client, config, api, 3 * rank) for rank, client in enumerate(ranks))
         )
     except HttpFailedError as e:
         if e.status not in MISSING:
             raise
         raise ConfigError(
-            f"vLLM {version} has no {generate_api.PATH} for this model: give one that generates "
-            "text, and leave --runner and --convert out of engine.args"
+            f"{api.name} {version} has no {api.generate_path} for this model: give one that "
+            "generates text, and leave --runner and --convert out of engine.args"
         ) from e
-    scrapes = read_ranks(await http.get_patiently("/metrics"), len(ranks))
+    scrapes = api.read_numbers(await http.get_patiently(api.numbers_path), len(ranks))
     if not all(scrape.num_blocks and scrape.block_size for scrape in scrapes):
-        raise ConfigError(f"vLLM {version} does not say the size of its KV cache in /metrics")
+        message = f"does not say the size of its KV cache in {api.numbers_path}"
+        raise ConfigError(f"{api.name} {version} {message}")
     dtype = shape.dtype if config.model.dtype == "auto" else config.model.dtype
     device = msgspec.structs.replace(
         await read_device(version, config.gpu),
-        operations=f"vllm {version}",
-        model_code="vllm",
+        operations=f"{api.kind} {version}",
+        model_code=api.kind,
         tensor_parallel_size=config.engine.tensor_parallel_size,
         pipeline_parallel_size=config.engine.pipeline_parallel_size,
         engine_note=_note_of(version, unknown, config.engine.vllm.tagged_version),
@@ -105,7 +107,7 @@ async def read_facts(ranks: Sequence[VllmClient], config: WorkerConfig) -> list[
         geometry=KVGeometry(
             *(shape.num_kv_heads, shape.head_dim, shape.num_layers, scrapes[0].block_size),
             dtype=dtype,
-            kind=f"vllm-{version}-{TRANSPORT}",
+            kind=f"{api.kind}-{version}-{TRANSPORT}",
         ),
         weights=shape.fingerprint,
         dtype=dtype,
@@ -114,7 +116,7 @@ async def read_facts(ranks: Sequence[VllmClient], config: WorkerConfig) -> list[
         vocab_size=shape.vocab_size,
         device=device,
         transport="" if config.role == "mixed" else TRANSPORT,  # mixed ones have no connector
-        scheduler="vllm",
+        scheduler=api.kind,
         restarts_grammar=True,
         prefix_caching=scrapes[0].prefix_caching,
         own_stop_seconds=_OWN_STOP_SECONDS,
@@ -200,7 +202,7 @@ def _card_of(models: list[_Card], name: str) -> _Card:
     return card
 
 
-async def _warm_up(http: VllmClient, config: WorkerConfig, first: int) -> float:
+async def _warm_up(http: VllmClient, config: WorkerConfig, api: EngineApi, first: int) -> float:
     """Seconds that a whole step may take, scaled up from a short prompt.  first: number of its
     three prompts.
 
@@ -211,16 +213,16 @@ async def _warm_up(http: VllmClient, config: WorkerConfig, first: int) -> float:
         first, SamplingParams(max_tokens=2, seed=0, logprobs=1, prompt_logprobs=1)
     )
     for body in (
-        generate_api.generate(scored, model, attempt=1),
-        generate_api.prompt_only(scored, model),
+        api.generate(scored, model, attempt=1),
+        api.prompt_only(scored, model, attempt=1),
     ):
         with contextlib.suppress(HttpFailedError):  # log probabilities may be disabled
-            await http.post(generate_api.PATH, body)
+            await http.post(api.generate_path, body)
     seconds = 0.0
     for number in (first + 1, first + 2):
         plain = _warm_up_spec(number, SamplingParams(max_tokens=1, seed=0))
         start = time.monotonic()
-        await http.post(generate_api.PATH, generate_api.prompt_only(plain, model))
+        await http.post(api.generate_path, api.prompt_only(plain, model, attempt=1))
         seconds = time.monotonic() - start
     return seconds * max(config.engine.max_batched_tokens, _STEP_TOKENS) / _WARM_UP_TOKENS
 

@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 
 from pdcluster_worker.messages.requests import (
-    CONSTRAINT_PARAM,
     Constraint,
     RequestSpec,
     SamplingParams,
@@ -16,7 +15,7 @@ PATH = "/inference/v1/generate"
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
-# same name and meaning in vLLM, with their neutral values
+# same name and meaning in vLLM and SGLang, with their neutral values
 _NEUTRAL: dict[str, float] = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -27,17 +26,6 @@ _NEUTRAL: dict[str, float] = {
     "repetition_penalty": 1.0,
     "min_tokens": 0,
 }
-
-
-def refusal(spec: RequestSpec) -> tuple[str, str] | None:
-    """(message, parameter) of what vLLM cannot run; None = it can."""
-    if spec.sampling.constraint is not None and spec.output:
-        message = (
-            "a structured answer that has begun cannot go on at another worker with engine type "
-            "vllm, which follows a grammar from an answer's first token: send the request again"
-        )
-        return message, CONSTRAINT_PARAM
-    return None
 
 
 def generate(
@@ -104,14 +92,9 @@ def _sampling_params(spec: RequestSpec) -> dict[str, Any]:
     """Sampling of the tokens that are left to generate."""
     sampling = spec.sampling
     num_made = len(spec.output)
-    params = {
-        name: value
-        for name, neutral in _NEUTRAL.items()
-        if (value := getattr(sampling, name)) != neutral
-    }
-    params |= {
+    params = given_sampling(sampling) | {
         "max_tokens": sampling.max_tokens - num_made,
-        "stop_token_ids": _ends(sampling),
+        "stop_token_ids": ends(sampling),
         "ignore_eos": True,
         "detokenize": False,
     }
@@ -127,7 +110,17 @@ def _sampling_params(spec: RequestSpec) -> dict[str, Any]:
     return params
 
 
-def _ends(sampling: SamplingParams) -> list[int]:
+def given_sampling(sampling: SamplingParams) -> dict[str, Any]:
+    """What is not neutral, under the names that stock engines share with us."""
+    return {
+        name: value
+        for name, neutral in _NEUTRAL.items()
+        if (value := getattr(sampling, name)) != neutral
+    }
+
+
+def ends(sampling: SamplingParams) -> list[int]:
+    """Tokens at which an answer ends."""
     eos = [] if sampling.ignore_eos else sampling.eos_token_ids
     return list(dict.fromkeys([*sampling.stop_token_ids, *eos]))
 

@@ -132,13 +132,19 @@ class VllmMetrics:
     """first: when it was ready, by rank.  on_gone: called once at its end or restart."""
 
     def __init__(
-        self, http: VllmClient, first: Sequence[Scrape], on_gone: Callable[[str], None]
+        self,
+        http: VllmClient,
+        first: Sequence[Scrape],
+        on_gone: Callable[[str], None],
+        path: str = "/metrics",
+        read: Callable[[bytes, int], list[Scrape]] = read_ranks,
     ) -> None:
         self.first = first
         self.readers: list[PageReader] = []  # by rank
         self.is_silent = False
         self._http = http
         self._on_gone = on_gone
+        self._path, self._read = path, read
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -147,7 +153,7 @@ class VllmMetrics:
 
     async def fetch(self) -> list[Scrape]:
         """By rank.  Raises HttpFailedError."""
-        return read_ranks(await self._http.get("/metrics"), len(self.first))
+        return self._read(await self._http.get(self._path), len(self.first))
 
     async def is_alive(self, reason: str) -> bool:
         """Check /health; an engine that does not answer is reported gone, for `reason`."""

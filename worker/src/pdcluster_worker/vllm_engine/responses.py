@@ -27,12 +27,12 @@ class VllmError(Exception):
         self.param = param
 
 
-class _Ranked(msgspec.Struct):
+class Ranked(msgspec.Struct):
     logprob: float
     rank: int | None = None
 
 
-class _Candidate(_Ranked, kw_only=True):
+class Candidate(Ranked, kw_only=True):
     token_id: int = -1
     token: str = ""  # "token_id:7" of vLLM before 0.32, which has no field token_id
 
@@ -41,47 +41,47 @@ class _Candidate(_Ranked, kw_only=True):
             self.token_id = int(self.token.removeprefix("token_id:"))
 
 
-class _Scored(_Candidate):
-    top_logprobs: list[_Candidate] = []
+class Scored(Candidate):
+    top_logprobs: list[Candidate] = []
 
 
-class _Logprobs(msgspec.Struct):
-    content: list[_Scored] | None = None
+class Logprobs(msgspec.Struct):
+    content: list[Scored] | None = None
 
 
-class _ChoiceBody(msgspec.Struct):
+class ChoiceBody(msgspec.Struct):
     token_ids: list[int] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    logprobs: _Logprobs | None = None
+    logprobs: Logprobs | None = None
 
 
-class _PromptDetails(msgspec.Struct):
+class PromptDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class _UsageBody(msgspec.Struct):
-    prompt_tokens_details: _PromptDetails | None = None
+class UsageBody(msgspec.Struct):
+    prompt_tokens_details: PromptDetails | None = None
 
 
-class _Error(msgspec.Struct):
+class ErrorBody(msgspec.Struct):
     message: str = ""
     param: str | None = None
     code: int | str | None = None
 
 
-class _ChunkBody(msgspec.Struct):
-    choices: list[_ChoiceBody] = []
-    usage: _UsageBody | None = None
-    error: _Error | None = None
+class ChunkBody(msgspec.Struct):
+    choices: list[ChoiceBody] = []
+    usage: UsageBody | None = None
+    error: ErrorBody | None = None
 
 
-class _WholeBody(_ChunkBody):
+class WholeBody(ChunkBody):
     kv_transfer_params: dict[str, Any] | None = None
-    prompt_logprobs: list[dict[int, _Ranked] | None] | None = None
+    prompt_logprobs: list[dict[int, Ranked] | None] | None = None
 
 
-ChunkT = TypeVar("ChunkT", bound=_ChunkBody)
+ChunkT = TypeVar("ChunkT", bound=ChunkBody)
 
 
 class KvTransferParams(msgspec.Struct, frozen=True):
@@ -93,8 +93,8 @@ class KvTransferParams(msgspec.Struct, frozen=True):
     prompt_logprobs: list[PromptLogprob] = []
 
 
-_chunk = msgspec.json.Decoder(_ChunkBody).decode
-_whole = msgspec.json.Decoder(_WholeBody).decode
+decode_chunk = msgspec.json.Decoder(ChunkBody).decode
+decode_whole = msgspec.json.Decoder(WholeBody).decode
 _handle = msgspec.msgpack.Decoder(KvTransferParams).decode
 encode_handle = msgspec.msgpack.Encoder().encode
 
@@ -120,6 +120,7 @@ class TokenStream:
         cached_tokens: int = 0,
         handle: KvTransferParams | None = None,
         prompt_logprobs: Sequence[PromptLogprob] = (),
+        decode: Callable[[bytes], ChunkBody] = decode_chunk,
     ) -> None:
         self.has_ended = False
         self.num_tokens = 0
@@ -128,6 +129,7 @@ class TokenStream:
         self._prefill_seconds = None if handle is None else handle.prefill_seconds
         self._prompt_logprobs = list(prompt_logprobs if handle is None else handle.prompt_logprobs)
         self._spec = spec
+        self._decode = decode
         self._rest = b""
         self._last: Token | None = None
 
@@ -139,16 +141,16 @@ class TokenStream:
             if event == _DATA + _DONE:
                 tokens.append(self._end())
             elif event.startswith(_DATA):
-                chunk = _read(_chunk, event[len(_DATA) :])
+                chunk = _read(self._decode, event[len(_DATA) :])
                 for choice in chunk.choices:
                     tokens += self._made(choice)
                 if chunk.usage is not None and not self._is_fetched:
                     self.cached_tokens = _cached_tokens(chunk)
         return tokens
 
-    def _made(self, choice: _ChoiceBody) -> list[Token]:
+    def _made(self, choice: ChoiceBody) -> list[Token]:
         token_ids = choice.token_ids or []
-        scores: Sequence[_Scored | None] = [None] * len(token_ids)
+        scores: Sequence[Scored | None] = [None] * len(token_ids)
         if choice.logprobs is not None and choice.logprobs.content is not None:
             scores = choice.logprobs.content
         made = [self._token(*each) for each in zip(token_ids, scores, strict=True)]
@@ -163,7 +165,7 @@ class TokenStream:
             )
         return made
 
-    def _token(self, token_id: int, score: _Scored | None) -> Token:
+    def _token(self, token_id: int, score: Scored | None) -> Token:
         first = self.num_tokens == 0
         self.num_tokens += 1
         num_top = self._spec.sampling.logprobs
@@ -186,7 +188,7 @@ class TokenStream:
 
 def read_prefill(body: bytes, spec: RequestSpec) -> KvTransferParams:
     """Raises VllmError."""
-    whole = _read(_whole, body)
+    whole = _read(decode_whole, body)
     if not whole.kv_transfer_params or not whole.kv_transfer_params.get("remote_block_ids"):
         message = "the engine keeps no KV for its peer: is its kv-transfer-config the one of P/D?"
         raise VllmError(message)
@@ -194,16 +196,18 @@ def read_prefill(body: bytes, spec: RequestSpec) -> KvTransferParams:
     return KvTransferParams(whole.kv_transfer_params, _cached_tokens(whole), prompt_logprobs=scores)
 
 
-def read_prompt_logprobs(body: bytes, spec: RequestSpec) -> list[PromptLogprob]:
+def read_prompt_logprobs(
+    body: bytes, spec: RequestSpec, decode: Callable[[bytes], WholeBody] = decode_whole
+) -> list[PromptLogprob]:
     """Scores of the prompt's tokens from the second on.  Raises VllmError."""
-    return _prompt_logprobs(_read(_whole, body), spec)
+    return _prompt_logprobs(_read(decode, body), spec)
 
 
 def read_error(status: int, body: bytes) -> VllmError:
     try:
-        error = _whole(body).error or _Error()
+        error = decode_whole(body).error or ErrorBody()
     except msgspec.DecodeError:
-        error = _Error(body.decode(errors="replace")[:200])
+        error = ErrorBody(body.decode(errors="replace")[:200])
     return _failure(error, status)
 
 
@@ -218,23 +222,23 @@ def _read(decode: Callable[[bytes], ChunkT], data: bytes) -> ChunkT:
     return read
 
 
-def _failure(error: _Error, code: int | str | None) -> VllmError:
+def _failure(error: ErrorBody, code: int | str | None) -> VllmError:
     message = error.message or f"the engine answered {code}"
     return VllmError(message, is_refusal=code in _REFUSALS, param=error.param)
 
 
-def _cached_tokens(body: _ChunkBody) -> int:
+def _cached_tokens(body: ChunkBody) -> int:
     details = None if body.usage is None else body.usage.prompt_tokens_details
     return 0 if details is None else details.cached_tokens or 0
 
 
-def _top(score: _Scored, num_top: int) -> list[tuple[int, float]]:
+def _top(score: Scored, num_top: int) -> list[tuple[int, float]]:
     """The most likely ones; vLLM puts the sampled one first."""
     by_rank = sorted(score.top_logprobs, key=lambda one: (-one.logprob, one.rank or 0))
     return [(one.token_id, one.logprob) for one in by_rank[:num_top]]
 
 
-def _prompt_logprobs(whole: _WholeBody, spec: RequestSpec) -> list[PromptLogprob]:
+def _prompt_logprobs(whole: WholeBody, spec: RequestSpec) -> list[PromptLogprob]:
     """Each entry has the prompt's token first, then the most likely ones."""
     num_top = spec.sampling.prompt_logprobs
     if num_top is None:
@@ -242,7 +246,7 @@ def _prompt_logprobs(whole: _WholeBody, spec: RequestSpec) -> list[PromptLogprob
     return [_prompt_logprob(entry, num_top) for entry in whole.prompt_logprobs or [] if entry]
 
 
-def _prompt_logprob(entry: dict[int, _Ranked], num_top: int) -> PromptLogprob:
+def _prompt_logprob(entry: dict[int, Ranked], num_top: int) -> PromptLogprob:
     own = next(iter(entry.values()))
     ranked = sorted(entry.items(), key=lambda item: -item[1].logprob)
     top = [(token_id, one.logprob) for token_id, one in ranked[:num_top]]

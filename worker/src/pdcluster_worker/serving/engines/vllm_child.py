@@ -1,4 +1,4 @@
-"""A vLLM server of this worker: its process if it is ours, and a client to each of its ranks.
+"""A worker's stock engine: its process if it is ours, and a client to each of its ranks.
 
 Its ranks live and end together, since one HTTP server stands before all of them.
 """
@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from pdcluster_worker.backoff import run_until_first_ends
+from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.worker import WorkerConfig
 from pdcluster_worker.errors import WRONG_SETTING, WorkerError
 from pdcluster_worker.messages.engine import Begin, Stop
@@ -19,15 +20,23 @@ from pdcluster_worker.vllm_engine.adapters import check_adapters
 from pdcluster_worker.vllm_engine.cache_events import Subscription
 from pdcluster_worker.vllm_engine.command import Command
 from pdcluster_worker.vllm_engine.engine import VllmEngine
+from pdcluster_worker.vllm_engine.engine_api import VLLM_API, EngineApi
 from pdcluster_worker.vllm_engine.facts import VllmFacts, read_facts
 from pdcluster_worker.vllm_engine.http import HttpFailedError, VllmClient
 from pdcluster_worker.vllm_engine.metrics_page import VllmMetrics
 from pdcluster_worker.vllm_engine.reports import Reports
+from pdcluster_worker.vllm_engine.sglang_api import sglang_api
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
 """Time between two questions whether it serves yet."""
+
+
+def api_of(engine: EngineConfig) -> EngineApi:
+    if engine.type != "sglang":
+        return VLLM_API
+    return sglang_api(block_size=engine.block_size, prefix_caching=engine.prefix_caching)
 
 
 class VllmServer:
@@ -39,6 +48,7 @@ class VllmServer:
         self._config = config
         self._clients = [rank.http for rank in self.ranks]
         self._command = Command(vllm.command, vllm.env) if vllm.command else None
+        self.api = api_of(config.engine)
         self._num_open = 0
         self._living: asyncio.Task[None] | None = None
         self._gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -115,7 +125,13 @@ class VllmServer:
 
     async def _serve(self) -> None:
         served = await self._served()
-        page = VllmMetrics(self._clients[0], [facts.scrape for facts in served], self._on_gone)
+        page = VllmMetrics(
+            self._clients[0],
+            [facts.scrape for facts in served],
+            self._on_gone,
+            self.api.numbers_path,
+            self.api.read_numbers,
+        )
         for rank, facts in zip(self.ranks, served, strict=True):
             rank.serve(facts, page)
         await run_until_first_ends(page.run(), *(rank.take_all() for rank in self.ranks))
@@ -125,7 +141,7 @@ class VllmServer:
         try:
             async with asyncio.timeout(seconds if self._command else None):
                 await self._healthy()
-                return await read_facts(self._clients, self._config)
+                return await read_facts(self._clients, self._config, self.api)
         except TimeoutError as e:
             output = self._command.last_lines() if self._command else ""
             message = f"it does not serve after {seconds} s{output}"
@@ -191,7 +207,8 @@ class VllmChild(Child):
         client, max_sequences = self.client, self._config.engine.max_sequences
         reports = Reports(page, self.rank, client.deliver, max_sequences=max_sequences)
         model = self._config.model.name
-        engine = VllmEngine(self.http, model, reports, client.deliver, client.trace)
+        api = self._server.api
+        engine = VllmEngine(self.http, model, reports, client.deliver, client.trace, api)
         self._reports, self._engine = reports, engine
         client.deliver([facts.ready])
 
