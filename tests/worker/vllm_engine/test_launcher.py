@@ -18,6 +18,20 @@ FAMILY = (
 )
 
 
+EARLY = """
+import os, signal, subprocess, sys
+from pdcluster_worker.vllm_engine.command import main
+start = subprocess.Popen
+def killed(*args, **kwargs):
+    child = start(*args, **kwargs)
+    print(child.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGQUIT)
+    return child
+subprocess.Popen = killed
+sys.exit(main([sys.executable, "-c", "import time; time.sleep(600)"]))
+"""
+
+
 def kept(program: str) -> "subprocess.Popen[bytes]":
     keeper = [sys.executable, "-m", "pdcluster_worker.vllm_engine.command"]
     return subprocess.Popen([*keeper, sys.executable, "-c", program], stdout=subprocess.PIPE)
@@ -52,3 +66,10 @@ def test_the_status_is_the_commands() -> None:
     process.communicate()
 
     assert process.returncode == 7
+
+
+def test_a_signal_while_the_command_starts_ends_it_too() -> None:
+    ended = subprocess.run([sys.executable, "-c", EARLY], stdout=subprocess.PIPE, check=False)
+
+    assert ended.returncode == 128 + signal.SIGKILL
+    assert not psutil.pid_exists(int(ended.stdout))

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
 from pdcluster_worker.errors import ConfigError
@@ -97,16 +97,19 @@ def _shown(line: bytes) -> str:
 def main(command: list[str]) -> int:
     """Returns the command's exit status, 128 + n after signal n."""
     child: subprocess.Popen[bytes] | None = None
+    early: list[Callable[[int, None], None]] = []  # signals while the child is being started
 
     def kill(_signal: int, _frame: FrameType | None) -> None:
         if child is None:
-            sys.exit(1)
+            early.append(kill)
+            return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
 
     def on_signal(_signal: int, _frame: FrameType | None) -> None:
         if child is None:
-            sys.exit(1)
+            early.append(on_signal)
+            return
         child.terminate()
         signal.alarm(GRACE_SECONDS)
 
@@ -116,6 +119,8 @@ def main(command: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal: the worker sends SIGTERM
     terminate_with_parent()
     child = subprocess.Popen(command, process_group=0)
+    for handler in early:
+        handler(0, None)
     status = child.wait()
     kill(0, None)
     return status if status >= 0 else 128 - status

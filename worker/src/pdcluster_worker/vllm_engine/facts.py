@@ -77,17 +77,7 @@ async def read_facts(
         raise ConfigError(f"{unknown}, or set engine.allowUnknownVersion: true")
     card = await _check_served(http, config, version)
     shape = await asyncio.to_thread(read_shape, Path(config.model.path))
-    try:
-        longest = await asyncio.gather(
-            *(_warm_up(client, config, api, 3 * rank) for rank, client in enumerate(ranks))
-        )
-    except HttpFailedError as e:
-        if e.status not in MISSING:
-            raise
-        raise ConfigError(
-            f"{api.name} {version} has no {api.generate_path} for this model: give one that "
-            "generates text, and leave --runner and --convert out of engine.args"
-        ) from e
+    longest = await _warm_up_all(ranks, config, api, version)
     scrapes = api.read_numbers(await http.get_patiently(api.numbers_path), len(ranks))
     if not all(scrape.num_blocks and scrape.block_size for scrape in scrapes):
         message = f"does not say the size of its KV cache in {api.numbers_path}"
@@ -200,6 +190,23 @@ def _card_of(models: list[_Card], name: str) -> _Card:
             f"the engine serves {served}, not {name}: start it with --served-model-name {name}"
         )
     return card
+
+
+async def _warm_up_all(
+    ranks: Sequence[VllmClient], config: WorkerConfig, api: EngineApi, version: str
+) -> list[float]:
+    """Seconds of the longest step of each rank."""
+    try:
+        return await asyncio.gather(
+            *(_warm_up(client, config, api, 3 * rank) for rank, client in enumerate(ranks))
+        )
+    except HttpFailedError as e:
+        if e.status not in MISSING:
+            raise
+        raise ConfigError(
+            f"{api.name} {version} has no {api.generate_path} for this model: give one that "
+            "generates text, and leave --runner and --convert out of engine.args"
+        ) from e
 
 
 async def _warm_up(http: VllmClient, config: WorkerConfig, api: EngineApi, first: int) -> float:
