@@ -43,7 +43,7 @@ class Rig:
         self.page = VllmMetrics(self.http, [first], self.gone.append)
         self.reports = Reports(self.page, 0, self.take, max_sequences=max_sequences)
         self.traces: dict[str, dict[str, str]] = {}
-        self.engine = VllmEngine(self.http, "m", self.reports, self.take, self.trace)
+        self.engine = VllmEngine(self.http, "m", self.reports, self.take, trace=self.trace)
         self._reading: asyncio.Task[None] | None = None
 
     def trace(self, request_id: str) -> dict[str, str]:

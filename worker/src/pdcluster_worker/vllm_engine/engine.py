@@ -47,6 +47,7 @@ class VllmEngine:
         model: str,
         reports: Reports,
         emit: Emit,
+        *,
         trace: Callable[[str], Mapping[str, str]] = lambda _: {},
         api: EngineApi = VLLM_API,
     ) -> None:

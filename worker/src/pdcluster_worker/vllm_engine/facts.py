@@ -66,10 +66,7 @@ class _Models(msgspec.Struct):
 async def read_facts(
     ranks: Sequence[VllmClient], config: WorkerConfig, api: EngineApi = VLLM_API
 ) -> list[VllmFacts]:
-    """ranks: a client of each.
-
-    Raises ConfigError for a wrong version or model, ModelError, or HttpFailedError.
-    """
+    """ranks: a client of each.  Raises ConfigError, ModelError, HttpFailedError."""
     http = ranks[0]
     version = msgspec.json.decode(await http.get_patiently(api.version_path), type=_Version).version
     unknown = api.unknown_version(version)
@@ -80,8 +77,8 @@ async def read_facts(
     longest = await _warm_up_all(ranks, config, api, version)
     scrapes = api.read_numbers(await http.get_patiently(api.numbers_path), len(ranks))
     if not all(scrape.num_blocks and scrape.block_size for scrape in scrapes):
-        message = f"does not say the size of its KV cache in {api.numbers_path}"
-        raise ConfigError(f"{api.name} {version} {message}")
+        named = f"{api.name} {version}"
+        raise ConfigError(f"{named} does not say the size of its KV cache in {api.numbers_path}")
     dtype = shape.dtype if config.model.dtype == "auto" else config.model.dtype
     device = msgspec.structs.replace(
         await read_device(version, config.gpu),

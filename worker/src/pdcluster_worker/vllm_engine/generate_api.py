@@ -111,7 +111,7 @@ def _sampling_params(spec: RequestSpec) -> dict[str, Any]:
 
 
 def given_sampling(sampling: SamplingParams) -> dict[str, Any]:
-    """What is not neutral, under the names that stock engines share with us."""
+    """Settings that are not neutral, under the names that stock engines share with us."""
     return {
         name: value
         for name, neutral in _NEUTRAL.items()

@@ -32,7 +32,7 @@ class Ranked(msgspec.Struct):
     rank: int | None = None
 
 
-class Candidate(Ranked, kw_only=True):
+class TopToken(Ranked, kw_only=True):
     token_id: int = -1
     token: str = ""  # "token_id:7" of vLLM before 0.32, which has no field token_id
 
@@ -41,8 +41,8 @@ class Candidate(Ranked, kw_only=True):
             self.token_id = int(self.token.removeprefix("token_id:"))
 
 
-class Scored(Candidate):
-    top_logprobs: list[Candidate] = []
+class Scored(TopToken):
+    top_logprobs: list[TopToken] = []
 
 
 class Logprobs(msgspec.Struct):

@@ -10,7 +10,6 @@ from pdcluster_worker.vllm_engine.engine_api import EngineApi, restarted_form
 from pdcluster_worker.vllm_engine.generate_api import ends, given_sampling
 from pdcluster_worker.vllm_engine.metrics_page import Scrape
 from pdcluster_worker.vllm_engine.responses import (
-    Candidate,
     ChoiceBody,
     ChunkBody,
     ErrorBody,
@@ -18,6 +17,7 @@ from pdcluster_worker.vllm_engine.responses import (
     PromptDetails,
     Ranked,
     Scored,
+    TopToken,
     UsageBody,
     WholeBody,
 )
@@ -202,7 +202,7 @@ def _scored(meta: _Meta) -> Logprobs | None:
                 logprob=logprob or 0.0,
                 token_id=token,
                 top_logprobs=[
-                    Candidate(logprob=each or 0.0, token_id=one) for each, one, _ in top or ()
+                    TopToken(logprob=each or 0.0, token_id=one) for each, one, _ in top or ()
                 ],
             )
             for (logprob, token, _), top in zip(meta.output_token_logprobs, tops, strict=True)

@@ -208,7 +208,7 @@ class VllmChild(Child):
         reports = Reports(page, self.rank, client.deliver, max_sequences=max_sequences)
         model = self._config.model.name
         api = self._server.api
-        engine = VllmEngine(self.http, model, reports, client.deliver, client.trace, api)
+        engine = VllmEngine(self.http, model, reports, client.deliver, trace=client.trace, api=api)
         self._reports, self._engine = reports, engine
         client.deliver([facts.ready])
 
