@@ -489,7 +489,7 @@ BAD = [
             (
                 {"limits": {"rdma/ib": "2500m"}},
                 ".limits.rdma/ib: must be a whole number, and the request equal to the limit; give "
-                "it in limits alone",
+                "it in limits alone; the GPUs of a pool need no line",
             ),
             (
                 {"limits": {"rdma/ib": 4}, "requests": {"rdma/ib": 2}},

@@ -151,7 +151,7 @@ class ResourcesSpec(SpecSection):
         if limit is None or len(amounts) > 1 or any(each % 1 for each in amounts):
             raise rule(
                 "must be a whole number, and the request equal to the limit",
-                "give it in limits alone",
+                "give it in limits alone; the GPUs of a pool need no line",
                 at=f"{'requests' if limit is None else 'limits'}.{name}",
             )
         if name.startswith("hugepages-") and not {"cpu", "memory"} & {*self.limits, *self.requests}:
