@@ -39,6 +39,9 @@ def config(tmp_path: Path) -> WorkerConfig:
     weights = {
         "model.layers.0.self_attn.v_proj.weight": torch.zeros(KV, HIDDEN),
         "model.layers.0.self_attn.packed.weight": torch.zeros(KV, 8, dtype=torch.uint8),
+        "model.layers.0.self_attn.k_proj.qweight": torch.zeros(8, KV, dtype=torch.int32),
+        "model.layers.0.self_attn.o_proj.weight_packed": torch.zeros(KV, 8, dtype=torch.int32),
+        "model.layers.0.mlp.experts.gate_up_proj": torch.zeros(2, HIDDEN, KV),
     }
     save_file(weights, tmp_path / "model-00001-of-00001.safetensors")
     folders = {"sql": str(tmp_path / "sql"), "in-the-image": "/no/such/folder"}
@@ -55,6 +58,10 @@ def config(tmp_path: Path) -> WorkerConfig:
         {},
         {"r": 16, "rank_pattern": {"v_proj": 4}},
         {"module": "packed", "inputs": 999},  # its stored shape is not its own
+        {"module": "k_proj", "inputs": 999},
+        {"module": "o_proj", "inputs": 999},
+        {"module": "experts.base_layer", "inputs": 999},
+        {"module": "v_proj.base_layer"},
     ],
     ids=str,
 )
@@ -79,6 +86,7 @@ def test_one_that_fits_is_taken(config: WorkerConfig, tmp_path: Path, fields: An
             "model.adapters",
         ),
         ({"outputs": 64}, "v_proj has 64 outputs, and in the model 32; give"),
+        ({"module": "v_proj.base_layer", "outputs": 64}, "v_proj has 64 outputs, and in the model"),
         ({"module": "qkv"}, "not of chat: it changes qkv, which the model lacks; give"),
         ({"base_model_name_or_path": None, "outputs": 1}, "is of another model, and not of chat"),
         ({"rank_pattern": {"v_proj": "x"}}, "is no folder of a LoRA adapter of PEFT: invalid"),
@@ -91,6 +99,20 @@ def test_one_that_does_not_fit_is_refused(
     adapter(tmp_path / "sql", **fields)
     pattern = ".*".join(re.escape(part) for part in said.split(".*"))
     with pytest.raises(ConfigError, match=pattern):
+        check_adapters(config)
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".pt"])
+def test_of_weights_in_a_file_of_torch_the_rank_alone_is_checked(
+    config: WorkerConfig, tmp_path: Path, suffix: str
+) -> None:
+    adapter(tmp_path / "sql", module="qkv")
+    weights = tmp_path / "sql/adapter_model.safetensors"
+    weights.rename(weights.with_suffix(suffix))
+    check_adapters(config)
+
+    (tmp_path / "sql/adapter_config.json").write_text('{"r": 32}')
+    with pytest.raises(ConfigError, match="adapter sql has rank 32"):
         check_adapters(config)
 
 

@@ -31,7 +31,7 @@ def check_adapters(config: WorkerConfig) -> None:
     for name, folder in folders.items():
         try:
             settings = json.loads((folder / "adapter_config.json").read_bytes())
-            lora = _shapes(folder / "adapter_model.safetensors")
+            lora = _lora_shapes(folder)
             rank = _rank(settings)
         except _UNREADABLE as e:
             raise ConfigError(
@@ -62,11 +62,12 @@ def _limit(most: int, rank: int) -> str:
 
 def _misfit(lora: Shapes, model: Shapes) -> str:
     """The first module that the model lacks, or has in another size; empty = all fit."""
-    modules = {name.removesuffix(".weight").rpartition(".")[2] for name in model}
+    modules = {part for name in model for part in name.split(".")}
     for name, shape in lora.items():
         if (found := _WEIGHT.fullmatch(name)) is None:
             continue
         module, part = found.groups()
+        module = module.removesuffix(".base_layer")  # of experts, where PEFT wraps one twice
         last = module.rpartition(".")[2]
         weight = model.get(f"{module}.weight")
         if weight is None and model and last not in modules:
@@ -76,6 +77,15 @@ def _misfit(lora: Shapes, model: Shapes) -> str:
             sizes = f"{shape[side]} {what}, and in the model {weight[side]}"
             return f"{module} has {sizes}"
     return ""
+
+
+def _lora_shapes(folder: Path) -> Shapes:
+    """Empty for files of torch.save, which the engine alone reads."""
+    weights = folder / "adapter_model.safetensors"
+    others = (weights.with_suffix(suffix) for suffix in (".bin", ".pt"))
+    if not weights.exists() and any(each.is_file() for each in others):
+        return {}
+    return _shapes(weights)
 
 
 def _model_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
