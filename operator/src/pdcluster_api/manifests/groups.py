@@ -106,9 +106,12 @@ def follower_template(leader: Manifest, role: str) -> Manifest:
         spec["initContainers"] = [each for each in spec["initContainers"] if not _is_engine(each)]
     spec.pop("topologySpreadConstraints", None)
     containers = [*(spec.get("initContainers") or ()), *spec["containers"]]
-    mounted = {each["name"] for one in containers for each in one.get("volumeMounts") or ()}
-    # without the server's key, which no container mounts
-    spec["volumes"] = [each for each in spec.get("volumes") or () if each["name"] in mounted]
+    fields = ("volumeMounts", "volumeDevices")
+    uses = (use for one in containers for field in fields for use in one.get(field) or ())
+    # without the server's key, which no container mounts; one without a name is the API server's
+    # to refuse
+    used = {None, *(use.get("name") for use in uses)}
+    spec["volumes"] = [each for each in spec.get("volumes") or () if each.get("name") in used]
     marks = {**metadata["labels"], ROLE: FOLLOWER_OF[role], COMPONENT: FOLLOWER_OF[role]}
     main = {DEFAULT_CONTAINER: spec["containers"][0]["name"]}
     of_pod = {"labels": marks, "annotations": {**metadata["annotations"], **main}}

@@ -364,3 +364,18 @@ def test_a_template_that_leaves_the_command_to_the_image_gives_followers_argumen
     (found,) = pod(follower)["spec"]["containers"]
     assert "command" not in found
     assert "--headless" in found["args"]
+
+
+def test_followers_have_each_volume_that_a_container_uses_and_those_without_a_name() -> None:
+    names = ("mounted", "device", "unused")
+    volumes = [*({"name": each, "emptyDir": {}} for each in names), {"emptyDir": {}}]
+    worker = {
+        "name": "worker",
+        "volumeMounts": [{"name": "mounted", "mountPath": "/m"}, {"mountPath": "/x"}],
+        "volumeDevices": [{"name": "device", "devicePath": "/d"}, {"devicePath": "/y"}],
+    }
+    template = {"spec": {"volumes": volumes, "containers": [worker]}}
+    follower = sets_of(TWO, at("spec.roles.decode.podTemplate", template))["-0-f"]
+
+    found = [each.get("name") for each in pod(follower)["spec"]["volumes"]]
+    assert [each for each in found if each in (*names, None)] == ["mounted", "device", None]
