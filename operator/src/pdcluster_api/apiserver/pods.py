@@ -25,7 +25,6 @@ Body = Mapping[str, Any]
 WORKER = "worker"
 ENGINE = "engine"
 COMPUTING = (WORKER, ENGINE)
-FETCH = "fetch-"  # begins the names of containers that download a model or an adapter
 WRONG_SETTING = 2  # exit status of a worker, its download or its engine with wrong settings
 NO_DEVICE = 3  # exit status of a worker that has not the device that it was asked for
 MAX_DETAIL = 400  # characters of a foreign message; more hides the point
@@ -43,6 +42,7 @@ _IMAGE_REASONS = frozenset(
 _REFUSED_REASONS = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"}
 )
+_FETCH = re.compile("fetch-(?:model|adapter-([0-9]+))")  # others are of a user's template
 _PULL_PREFIX = re.compile(r'^Back-off pulling image "[^"]*"(: ErrImagePull: )?')
 
 
@@ -211,8 +211,8 @@ def _container_problem(entry: Body, image: str, hints: Hints, since: str | None)
         message = f"{cause}; make what is missing, or correct its name"
         return Problem(conditions.CONFIGURATION_REFUSED, message)
     ended = latest_end(entry, since)
-    if name.startswith(FETCH):
-        return _fetch_problem(name, ended, is_running=running)
+    if fetch := _FETCH.fullmatch(name):
+        return _fetch_problem(fetch, ended, is_running=running)
     code = ended.get("exitCode")
     if (
         # an engine that runs counts as ready, and may be loading to fail again
@@ -236,10 +236,10 @@ def _image_message(reason: str, message: str, image: str, hints: Hints) -> str:
     return f"{name} cannot be pulled{cause}; {check}"
 
 
-def _fetch_problem(name: str, ended: Body, *, is_running: bool) -> Problem | None:
-    place = name.removeprefix(f"{FETCH}adapter-")
+def _fetch_problem(fetch: re.Match[str], ended: Body, *, is_running: bool) -> Problem | None:
+    name, place = fetch[0], fetch[1]
     what, field = "the model", "spec.model.huggingFace"
-    if place != name:
+    if place is not None:
         what, field = "an adapter", f"spec.model.adapters[{place}].huggingFace"
     code = ended.get("exitCode")
     has_failed = bool(ended) and code != 0

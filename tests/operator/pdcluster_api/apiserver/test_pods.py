@@ -157,6 +157,23 @@ def test_a_worker_has_started_when_it_runs_and_has_been_ready(
     assert pod_state(make_pod(**containers)).started is is_started
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("fetch-model", "DownloadingModel"),
+        ("fetch-adapter-12", "DownloadingModel"),
+        ("fetch-certs", None),
+        ("fetch-adapter-x", None),
+        ("fetch-model-card", None),
+    ],
+)
+def test_init_containers_of_a_template_are_no_downloads(name: str, reason: str | None):
+    pod = make_pod(fetch=running())
+    pod["status"]["initContainerStatuses"][0]["name"] = name
+    problem = pod_problem(pod)
+    assert (problem and problem.reason) == reason
+
+
 SERVES = {**running(), "started": True}
 READY = [{"type": "Ready", "status": "True"}]
 
