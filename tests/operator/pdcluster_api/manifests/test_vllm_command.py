@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.manifests.vllm import IN_CONTAINER, VllmSettings, vllm_command, vllm_environment
+from pdcluster_api.manifests.vllm import (
+    IN_CONTAINER,
+    VllmSettings,
+    max_lora_rank,
+    vllm_command,
+    vllm_environment,
+)
 from tests.operator.pdcluster_api.manifests.rendering import cluster_of
 from tests.schema.object_cases import CPU, Change, at, both, vllm
 
@@ -46,6 +52,21 @@ def test_program_model_and_the_flags_of_the_user_come_first() -> None:
         "serve",
         "/models/tiny",
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rank"),
+    [
+        (["--max-lora-r", "64"], 64),
+        (["--max_lora_ran=64", "-v"], 64),
+        (["--max-lora-rank", "8", "--max-lora-ra", "64"], 64),
+        (["--max-loras", "64", "--max-lora-cls-labels", "3"], None),
+        (["--max-lora-rank", "x"], None),
+        ([], None),
+    ],
+)
+def test_rank_of_adapters_is_what_vllm_takes(arguments: list[str], rank: int | None) -> None:
+    assert max_lora_rank(arguments) == rank
 
 
 def test_engine_answers_its_server_process_alone() -> None:
