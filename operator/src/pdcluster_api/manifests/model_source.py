@@ -65,7 +65,7 @@ def on_volume(path: str) -> str:
 def adapter_path(model: ModelSpec, adapter: AdapterSpec) -> str:
     """As the engine sees it."""
     if adapter.hugging_face is not None:
-        return f"{ADAPTERS}/{_folder(adapter.hugging_face)}"
+        return f"{ADAPTERS}/{hub_folder(adapter.hugging_face)}"
     assert adapter.path is not None, "an adapter has a path or a repository"
     return adapter.path if model.pvc is None else on_volume(adapter.path)
 
@@ -73,7 +73,7 @@ def adapter_path(model: ModelSpec, adapter: AdapterSpec) -> str:
 def _downloaded(
     hub: HuggingFaceSpec, node_cache: str | None, container: Manifest, *, weights: bool
 ) -> ModelSource:
-    path = f"{MODELS}/{_folder(hub)}"
+    path = f"{MODELS}/{hub_folder(hub)}"
     fetch = _fetch(FETCH_CONTAINER, hub, container, MODELS)
     if not weights:
         path += "--without-weights"
@@ -102,7 +102,7 @@ def _fetch(
             *options,
             f"--repo={hub.repo}",
             f"--revision={hub.revision}",
-            f"--target={folder}/{_folder(hub)}",
+            f"--target={folder}/{hub_folder(hub)}",
         ],
         "env": [*container["env"], *_token(hub)],
         "volumeMounts": [*container["volumeMounts"], _mount(folder, read_only=False)],
@@ -110,8 +110,8 @@ def _fetch(
     }
 
 
-def _folder(hub: HuggingFaceSpec) -> str:
-    """One for each repository and revision: pods of several clusters share the cache."""
+def hub_folder(hub: HuggingFaceSpec) -> str:
+    """One for each repository and revision: clusters share the cache."""
     return f"{hub.repo}--{hub.revision}".replace("/", "--")
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdcluster_api.errors import StartError
+from pdcluster_api.manifests.model_source import hub_folder
 from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.model import AdapterSpec, HuggingFaceSpec, ModelSpec
 from pdcluster_schema.pdcluster import PDCluster
@@ -89,9 +90,9 @@ def with_adapters(cluster: PDCluster, source: Path) -> PDCluster:
 
 def _downloaded_adapter(index: int, adapter: AdapterSpec) -> AdapterSpec:
     """An adapter of the hub, as it is in the cache.  Raises InvalidObjectError."""
-    folder = default_cache_dir() / adapter.name.replace("/", "--")
+    assert adapter.hugging_face is not None, "an adapter has a path or a repository"
+    folder = default_cache_dir() / "adapters" / hub_folder(adapter.hugging_face)
     if not (folder / "adapter_config.json").is_file():
-        assert adapter.hugging_face is not None, "an adapter has a path or a repository"
         fault = Fault(
             f"spec.model.adapters[{index}].huggingFace",
             f"is downloaded on Kubernetes only, and the cache has no {adapter.name} at {folder}",

@@ -140,8 +140,8 @@ def test_an_adapter_of_the_hub_is_in_the_cache_or_refused_with_its_download(
 ) -> None:
     vllm(args=[])(document)
     hub = {"repo": "org/sql", "revision": "v2"}
-    document["spec"]["model"]["adapters"] = [{"name": "a/sql", "huggingFace": hub}]
-    cluster, folder = parse(document), cache / "a--sql"
+    document["spec"]["model"]["adapters"] = [{"name": "..", "huggingFace": hub}]
+    cluster, folder = parse(document), cache / "adapters/org--sql--v2"
 
     with pytest.raises(InvalidObjectError) as refused:
         with_adapters(cluster, tmp_path / "chat.yaml")
@@ -152,6 +152,6 @@ def test_an_adapter_of_the_hub_is_in_the_cache_or_refused_with_its_download(
     assert (found.path, found.hugging_face) == (str(folder), None)
     assert [str(fault) for fault in refused.value.faults] == [
         "spec.model.adapters[0].huggingFace: is downloaded on Kubernetes only, and the cache has "
-        f"no a/sql at {folder}; download it: {sys.executable} -m pdcluster_worker.fetch "
+        f"no .. at {folder}; download it: {sys.executable} -m pdcluster_worker.fetch "
         f"--repo=org/sql --revision=v2 --target={folder} --adapter"
     ]
