@@ -6,7 +6,7 @@ Pure but for `read_driver`.  A worker sees its own devices alone, by CUDA_VISIBL
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR, accelerators
@@ -81,12 +81,12 @@ def visible_gpus(text: str, visible: str | None) -> DriverReport:
     return DriverReport(shown, "" if shown else "CUDA_VISIBLE_DEVICES is empty")
 
 
-def assign_gpus(cluster: PDCluster, report: DriverReport) -> Mapping[Worker, tuple[int, ...]]:
-    """Indices for each worker of a pool with a `gpu`, in order over the pools; no GPU twice.
+def assign_gpus(cluster: PDCluster, report: DriverReport) -> Mapping[Worker, tuple[Gpu, ...]]:
+    """GPUs for each worker of a pool with a `gpu`, in order over the pools; no GPU twice.
 
     Raises InvalidObjectError with a fault for each pool that gets too few.
     """
-    left, given, faults = list(report.gpus), dict[Worker, tuple[int, ...]](), list[Fault]()
+    left, given, faults = list(report.gpus), dict[Worker, tuple[Gpu, ...]](), list[Fault]()
     for role, spec in cluster.spec.roles.computing().items():
         for place, pool in enumerate(spec.pools):
             if pool.gpu == NO_ACCELERATOR:
@@ -103,16 +103,12 @@ def assign_gpus(cluster: PDCluster, report: DriverReport) -> Mapping[Worker, tup
                 faults.append(Fault(f"spec.roles.{role}.pools[{place}].gpu", reason, fix))
                 continue
             left = [gpu for gpu in left if gpu not in taken]
-            for ordinal, devices in enumerate(_parts(taken, each)):
-                given[role, pool.name, ordinal] = devices
+            for ordinal in range(pool.replicas):
+                part = taken[ordinal * each : (ordinal + 1) * each]
+                given[role, pool.name, ordinal] = tuple(part)
     if faults:
         raise InvalidObjectError(faults)
     return given
-
-
-def _parts(gpus: list[Gpu], size: int) -> Iterator[tuple[int, ...]]:
-    for start in range(0, len(gpus), size):
-        yield tuple(gpu.index for gpu in gpus[start : start + size])
 
 
 def _is_of_type(gpu: Gpu, kind: str) -> bool:
@@ -127,7 +123,7 @@ def _shown(report: DriverReport, number: int) -> str:
     return f"the driver shows {number} that no other pool has (of {names})"
 
 
-def gpu_variables(devices: tuple[int, ...]) -> dict[str, str]:
+def gpu_variables(devices: tuple[Gpu, ...]) -> dict[str, str]:
     """Environment of a worker; one without devices sees none."""
-    indices = ",".join(map(str, devices))
+    indices = ",".join(str(gpu.index) for gpu in devices)
     return {"CUDA_VISIBLE_DEVICES": indices, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -10,7 +10,7 @@ from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.sections import ENGINELESS, PICKER, PoolSpec
 from pdcluster_schema.workload import process_name
-from pdctl.local.gpus import DriverReport, assign_gpus
+from pdctl.local.gpus import DriverReport, Gpu, assign_gpus
 
 NO_GPUS = DriverReport(reason="it was not asked")
 
@@ -38,7 +38,6 @@ class ProcessSpec:
     always are.
 
     owns_cores:   no other worker's threads are planned on its cores.
-    devices:      GPUs, by the driver's index.
     shared_cores: None = it uses its own threads only.
     """
 
@@ -50,7 +49,7 @@ class ProcessSpec:
     http_port: int
     picker_port: int
     owns_cores: bool
-    devices: tuple[int, ...] = ()
+    devices: tuple[Gpu, ...] = ()
     shared_cores: CpuShare | None = None
 
 

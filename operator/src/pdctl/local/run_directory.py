@@ -1,7 +1,7 @@
 """The files of one run, under the user's state folder.
 
     STATE_DIR/NAME/lock            held by the running pdctl of that name
-    STATE_DIR/.gpus/INDEX          held by the one whose workers have that GPU
+    STATE_DIR/.gpus/UUID           held by the one whose workers have that GPU
     STATE_DIR/NAME/run-PID-XXXX/   state.json  transfers.json  remarks.json
                                    config/  certificates/  etcd/  logs/
 
@@ -30,7 +30,7 @@ from pdcluster_api.manifests.worker_config import WorkerFileSettings, engine_fil
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import PICKER_PORT, WORKER_NAME
 from pdcluster_schema.sections import PICKER
-from pdctl.local.gpus import gpu_variables
+from pdctl.local.gpus import Gpu, gpu_variables
 from pdctl.local.machine import vllm_settings
 from pdctl.local.plan import ProcessSpec
 from pdctl.local.processes import Launch
@@ -62,7 +62,7 @@ class RunDirectory:
     @staticmethod
     @contextlib.contextmanager
     def name_taken(
-        state_dir: Path, name: str, port: int, devices: Iterable[int] = ()
+        state_dir: Path, name: str, port: int, devices: Iterable[Gpu] = ()
     ) -> Iterator[None]:
         """Hold the name of a run, and its GPUs.  Raises StartError when another run holds one."""
         mine = f"process {os.getpid()}, port {port}"
@@ -74,10 +74,10 @@ class RunDirectory:
                     exit_code=2,
                 )
             for device in devices:
-                if other := _lock(state_dir / ".gpus" / str(device), f"{name}, {mine}", held):
+                if other := _lock(state_dir / ".gpus" / device.uuid, f"{name}, {mine}", held):
                     raise StartError(
-                        f"GPU {device} is used by {other}; end that one first, or leave the GPU "
-                        "out with CUDA_VISIBLE_DEVICES",
+                        f"GPU {device.index} is used by {other}; end that one first, or leave "
+                        "the GPU out with CUDA_VISIBLE_DEVICES",
                         exit_code=2,
                     )
             yield
@@ -155,6 +155,8 @@ def _lock(path: Path, holder: str, held: contextlib.ExitStack) -> str:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return path.read_text().strip() or "another run"
+    except OSError as e:  # a file system without locks
+        raise _cannot_write(path.parent, e) from e
     file.truncate(0)
     file.write(f"{holder}\n")
     file.flush()

@@ -131,7 +131,7 @@ async def _serve(prepared: PreparedRun, screen: Screen) -> None:
     for line in (
         f"model {prepared.model.path}, from {prepared.model.origin}",
         *(
-            f"{each.name} has GPU {', '.join(map(str, each.devices))}"
+            f"{each.name} has GPU {', '.join(str(gpu.index) for gpu in each.devices)}"
             for each in plan.processes
             if each.devices
         ),

@@ -47,13 +47,15 @@ def test_workers_get_devices_of_their_type_in_order_over_the_pools(
     )
     plan = planned(document_of(document, *pools), visible_gpus(BOX, None))
 
-    assert [(each.pool.name, each.devices) for each in plan.processes] == [
+    assert [
+        (each.pool.name, tuple(gpu.index for gpu in each.devices)) for each in plan.processes
+    ] == [
         ("one", (0,)),
         ("two", (2, 4)),
         ("cpu", ()),
         ("own", (1,)),
     ]
-    assert gpu_variables((2, 4))["CUDA_VISIBLE_DEVICES"] == "2,4"
+    assert gpu_variables(plan.processes[1].devices)["CUDA_VISIBLE_DEVICES"] == "2,4"
     assert gpu_variables(())["CUDA_VISIBLE_DEVICES"] == ""
 
 

@@ -1,12 +1,16 @@
 """The files of a run, and what the machine gives."""
 
+import errno
+import fcntl
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pdcluster_api.errors import StartError
+from pdctl.local.gpus import Gpu
 from pdctl.local.machine import available_cores, port_is_free
 from pdctl.local.run_directory import RunDirectory, default_state_dir, replace_file, runs
 
@@ -56,18 +60,21 @@ def test_a_name_is_taken_for_as_long_as_its_run_lives(tmp_path: Path) -> None:
 
 
 def test_a_gpu_is_taken_for_as_long_as_its_run_lives(tmp_path: Path) -> None:
+    """By its UUID: a container that has some GPUs of the machine counts them from 0."""
+    gpus = [Gpu(index, f"GPU-{index}", "NVIDIA H200") for index in range(4)]
+    again = replace(gpus[2], index=0)
     with (
-        RunDirectory.name_taken(tmp_path, "chat", 8000, [0, 2]),
-        RunDirectory.name_taken(tmp_path, "other", 8001, [1]),
+        RunDirectory.name_taken(tmp_path, "chat", 8000, [gpus[0], gpus[2]]),
+        RunDirectory.name_taken(tmp_path, "other", 8001, [replace(gpus[1], index=0)]),
         pytest.raises(StartError) as refused,
-        RunDirectory.name_taken(tmp_path, "third", 8002, [3, 2]),
+        RunDirectory.name_taken(tmp_path, "third", 8002, [gpus[3], again]),
     ):
         pass
-    with RunDirectory.name_taken(tmp_path, "third", 8002, [3, 2]):
+    with RunDirectory.name_taken(tmp_path, "third", 8002, [gpus[3], again]):
         pass
 
     assert str(refused.value) == (
-        f"GPU 2 is used by chat, process {os.getpid()}, port 8000; end that one first, or leave "
+        f"GPU 0 is used by chat, process {os.getpid()}, port 8000; end that one first, or leave "
         "the GPU out with CUDA_VISIBLE_DEVICES"
     )
     assert refused.value.exit_code == 2
@@ -90,6 +97,22 @@ def test_unwritable_state_folder_is_named_with_the_way_out(tmp_path: Path) -> No
         "--state-dir"
     )
     assert refused.value.exit_code == 1
+
+
+def test_a_state_folder_without_locks_is_named_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with (
+        pytest.raises(
+            StartError, match=r"cannot write .*/chat: No locks available; choose another"
+        ),
+        RunDirectory.name_taken(tmp_path, "chat", 8000),
+    ):
+        pass
 
 
 def test_state_dir_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
