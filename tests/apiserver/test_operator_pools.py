@@ -32,7 +32,9 @@ def scene(control_plane: ControlPlane, namespace: str) -> Iterator[Scene]:
             found.create(service={"endpointPicker": {"name": "picker"}})
             yield found
     finally:
-        api.delete(f"{DEFINITIONS}/inferencepools.{GROUP}")
+        kind = f"{DEFINITIONS}/inferencepools.{GROUP}"
+        api.delete(kind)
+        wait_for(lambda: api.get(kind) is None, DEADLINE_SECONDS, "the kind is gone")
 
 
 def test_pool_is_made_once_its_kind_is_there(
