@@ -1,6 +1,7 @@
 """vLLM's KV events as our block events."""
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ SALT = b"\xab" * 32
 
 
 def stored(
-    hashes: list[int], tokens: list[int], parent: int | None = None, keys: list[Any] | None = None
+    hashes: list[int], tokens: list[Any], parent: int | None = None, keys: list[Any] | None = None
 ) -> dict[str, Any]:
     """As vLLM 0.32 publishes it; fields that we do not read included."""
     return {
@@ -56,6 +57,12 @@ def test_a_chain_over_several_events_has_our_hashes() -> None:
     assert second == BlockEvents(OURS[2:3], [], 2)
     assert cache.matched(OURS) == 3
     assert len(cache) == 3
+
+
+def test_pairs_of_tokens_are_their_first_ones() -> None:
+    pairs = list(pairwise(TOKENS[:9]))
+
+    assert CacheEvents(SIZE).take(0, batch(stored([11, 12], pairs))) == BlockEvents(OURS[:2], [], 1)
 
 
 def test_a_removed_block_is_gone_and_unknown_ones_change_nothing() -> None:

@@ -114,6 +114,7 @@ def test_tokens_their_scores_and_their_end() -> None:
         (event([], {"type": "abort", "message": "bad grammar", "status_code": 503}), False),
         (b'data: {"error":{"message":"bad grammar","type":"x","code":400}}', True),
         (b'data: {"output_ids":"bad grammar"}', False),
+        (event([8], {"type": "stop", "matched": "bad grammar"}), False),
     ],
 )
 def test_an_aborted_request_fails_with_its_reason(answer: bytes, is_refusal: bool) -> None:
@@ -155,6 +156,11 @@ def test_its_loads_are_numbers_of_the_engine() -> None:
 
     assert scrape == Scrape(16, 16, True, 0.25, num_running=2, num_waiting=3, num_queued=3)
     assert scrape.used_blocks == 4
+
+
+@pytest.mark.parametrize(("length", "longest"), [(100, 94), (4096, 250), (4, 1)])
+def test_requests_that_it_would_cut_short_are_too_long(length: int, longest: int) -> None:
+    assert API.longest(length, Scrape(16, 16)) == longest
 
 
 def test_versions_are_known_to_the_last_digit() -> None:

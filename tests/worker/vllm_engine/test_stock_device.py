@@ -16,7 +16,7 @@ def reports(*texts: str) -> list[GpuReport]:
 
 async def read(version: str, *texts: str, gpu: str = "B200") -> DeviceFacts:
     coming = iter(reports(*texts))
-    return await read_device(version, gpu, lambda: next(coming))
+    return await read_device("SGLang", version, gpu, lambda: next(coming))
 
 
 @pytest.mark.parametrize("version", ["0.32.0+cpu", "0.32.1.dev3+g0123abc.cpu", "0.32.0+cpu.mine"])
@@ -45,7 +45,7 @@ async def test_a_build_for_cuda_computes_on_the_gpus_that_hold_memory() -> None:
 
 
 def test_gpus_that_hold_nothing_are_not_what_it_computes_on() -> None:
-    assert device_of(parse_report(IDLE * 8)) == DeviceFacts(
+    assert device_of(parse_report(IDLE * 8), "vLLM") == DeviceFacts(
         "cpu", "cpu", note="it serves, and 8 x NVIDIA B200 of its container hold nothing"
     )
 
@@ -62,5 +62,5 @@ async def test_without_a_report_it_is_unknown_and_why(monkeypatch: pytest.Monkey
 
     found = await read("0.32.0", *["No devices were found"] * 4)
     assert found == DeviceFacts(
-        "unknown", "", note="vLLM does not say it, and nvidia-smi: No devices were found"
+        "unknown", "", note="SGLang does not say it, and nvidia-smi: No devices were found"
     )

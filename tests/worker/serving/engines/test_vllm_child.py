@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
 from pdcluster_worker.serving.engines.client import EngineDiedError
 from pdcluster_worker.vllm_engine import http
+from pdcluster_worker.vllm_engine.engine_api import VLLM_API, EngineApi
 from pdcluster_worker.vllm_engine.facts import VllmFacts, read_facts, read_shape
 from tests.make_tiny_model import make_tiny_model
 from tests.ports import free_port
@@ -32,12 +34,14 @@ from tests.worker.vllm_engine.fake_vllm import end_events, fake_vllm, tokens_eve
 pytestmark = pytest.mark.processes
 
 
-async def facts_of(folder: Path, *, version: str = "0.32.0", **settings: Any) -> VllmFacts:
+async def facts_of(
+    folder: Path, *, version: str = "0.32.0", api: EngineApi = VLLM_API, **settings: Any
+) -> VllmFacts:
     """Facts that a worker with these settings reads."""
     async with fake_vllm() as fake:
         fake.pages = pages(**{"/version": json.dumps({"version": version})})
         given = msgspec.structs.replace(config(folder, fake.port), **settings)
-        reading = asyncio.create_task(read_facts([http.VllmClient(fake.port)], given))
+        reading = asyncio.create_task(read_facts([http.VllmClient(fake.port)], given, api))
         await warm_up(fake)
         (facts,) = await asyncio.wait_for(reading, 10)
         return facts
@@ -127,6 +131,12 @@ async def test_a_worker_says_what_is_odd_of_its_engine_s_version(tmp_path, versi
     facts = await facts_of(tmp_path, version=version, engine=engine)
 
     assert facts.ready.device.engine_note == note
+
+
+async def test_a_request_may_be_as_long_as_its_engine_s_blocks_allow(tmp_path):
+    api = replace(VLLM_API, longest=lambda length, scrape: min(length, scrape.num_blocks))
+
+    assert (await facts_of(tmp_path, api=api)).ready.max_model_len == 16
 
 
 async def test_a_server_that_serves_the_model_is_an_engine(tmp_path):

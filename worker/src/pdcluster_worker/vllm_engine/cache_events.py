@@ -34,7 +34,7 @@ class BlockStored(msgspec.Struct, tag=True):
 
     block_hashes: list[EngineHash]
     parent_block_hash: EngineHash | None
-    token_ids: list[int]
+    token_ids: list[int | tuple[int, int]]  # with its next one, of SGLang that speculates
     block_size: int
     lora_name: str | None = None
     extra_keys: list[list[Any] | None] | None = None
@@ -139,12 +139,13 @@ class CacheEvents:
         if salt is None:
             return
         known = self._stored[event.medium]
+        tokens = [each if isinstance(each, int) else each[0] for each in event.token_ids]
         for index, theirs in enumerate(event.block_hashes):
             if parent is not None and _keys(event, index):
                 return
             ours = []
             for start in range(index * num_tokens, (index + 1) * num_tokens, size):
-                parent = next_hash(parent, event.token_ids[start : start + size], salt)
+                parent = next_hash(parent, tokens[start : start + size], salt)
                 ours.append(parent)
             if theirs not in known:
                 known[theirs] = _Stored(tuple(ours), salt)

@@ -26,6 +26,7 @@ class Request(Protocol):
 class EngineApi:
     """kind: of `engine.type`.  unknown_version: fault of a version; empty for a known one.
     refusal: (message, parameter) of what the engine cannot run; None = it can.
+    longest: tokens that a prompt and its answer may have, of the context's length.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class EngineApi:
     decode_chunk: Callable[[bytes], ChunkBody]
     decode_whole: Callable[[bytes], WholeBody]
     read_numbers: Callable[[bytes, int], list[Scrape]]  # of so many ranks
+    longest: Callable[[int, Scrape], int]
 
 
 def restarted_form(kind: str, spec: RequestSpec) -> tuple[str, str] | None:
@@ -67,4 +69,5 @@ VLLM_API = EngineApi(
     decode_chunk=decode_chunk,
     decode_whole=decode_whole,
     read_numbers=read_ranks,
+    longest=lambda length, _: length,
 )

@@ -81,12 +81,12 @@ async def read_facts(
         raise ConfigError(f"{named} does not say the size of its KV cache in {api.numbers_path}")
     dtype = shape.dtype if config.model.dtype == "auto" else config.model.dtype
     device = msgspec.structs.replace(
-        await read_device(version, config.gpu),
+        await read_device(api.name, version, config.gpu),
         operations=f"{api.kind} {version}",
         model_code=api.kind,
         tensor_parallel_size=config.engine.tensor_parallel_size,
         pipeline_parallel_size=config.engine.pipeline_parallel_size,
-        engine_note=_note_of(version, unknown, config.engine.vllm.tagged_version),
+        engine_note=_note_of(api.name, version, unknown, config.engine.vllm.tagged_version),
     )
     ready = EngineReady(
         engine_id="",  # of each rank, as its ports, blocks and steps are
@@ -99,7 +99,7 @@ async def read_facts(
         weights=shape.fingerprint,
         dtype=dtype,
         num_blocks=0,
-        max_model_len=card.max_model_len or 0,
+        max_model_len=min(api.longest(card.max_model_len or 0, each) for each in scrapes),
         vocab_size=shape.vocab_size,
         device=device,
         transport="" if config.role == "mixed" else TRANSPORT,  # mixed ones have no connector
@@ -123,12 +123,14 @@ async def read_facts(
     ]
 
 
-def _note_of(version: str, unknown: str, tagged: str) -> str:
+def _note_of(name: str, version: str, unknown: str, tagged: str) -> str:
     """Fault of the version of an engine that serves; empty where it is as declared."""
     if unknown:
         return f"{unknown}; served, since engine.allowUnknownVersion is true"
     if tagged and version.partition("+")[0] != tagged:
-        return f"is vLLM {version}, and the tag of its image says {tagged}; give the tag that it is"
+        return (
+            f"is {name} {version}, and the tag of its image says {tagged}; give the tag that it is"
+        )
     return ""
 
 
@@ -241,23 +243,23 @@ def _integer(config: dict[str, Any], name: str) -> int:
 
 
 async def read_device(
-    version: str, gpu: str, read: Callable[[], GpuReport] = read_report
+    name: str, version: str, gpu: str, read: Callable[[], GpuReport] = read_report
 ) -> DeviceFacts:
-    """version: of vLLM, such as 0.32.0+cpu.  gpu: the pool's type."""
+    """name: of the engine.  version: its own, such as 0.32.0+cpu.  gpu: the pool's type."""
     build = version.partition("+")[2].split(".")
     if "cpu" in build or gpu == NO_ACCELERATOR:
         return DeviceFacts("cpu", "cpu")
     for kind in _BUILDS:
         if any(part.startswith(kind) for part in build):
             return DeviceFacts(kind, kind)
-    return device_of(await _report(read))
+    return device_of(await _report(read), name)
 
 
-def device_of(report: GpuReport) -> DeviceFacts:
+def device_of(report: GpuReport, name: str) -> DeviceFacts:
     """Device of a serving engine, by the memory that its GPUs use."""
     gpus = report.gpus
     if not gpus:
-        return DeviceFacts(UNKNOWN_DEVICE, "", note=f"vLLM does not say it, and {report.reason}")
+        return DeviceFacts(UNKNOWN_DEVICE, "", note=f"{name} does not say it, and {report.reason}")
     used = [gpu for gpu in gpus if gpu.use.used >= _LEAST_USED * gpu.use.total]
     if not used:
         note = f"it serves, and {_counted(gpus)} of its container hold nothing"

@@ -88,7 +88,13 @@ def sglang_api(*, block_size: int, prefix_caching: bool) -> EngineApi:
         decode_chunk=decode_chunk,
         decode_whole=decode_whole,
         read_numbers=read_numbers,
+        longest=_longest,
     )
+
+
+def _longest(length: int, scrape: Scrape) -> int:
+    """SGLang refuses prompts nearer to the least of both, and cuts answers there without notice."""
+    return max(1, min(length, scrape.num_blocks * scrape.block_size) - 6)
 
 
 def unknown_version(version: str) -> str:
@@ -146,6 +152,9 @@ def decode_chunk(data: bytes) -> ChunkBody:
         aborted = end or _End("abort")
         error = answer.error or ErrorBody(aborted.message, code=aborted.status_code)
         return ChunkBody(error=error)
+    if end is not None and isinstance(end.matched, str):
+        # no stop strings are sent: it ends so what it could not sample
+        return ChunkBody(error=ErrorBody(f"SGLang ended the answer: {end.matched}"))
     choice = ChoiceBody(
         token_ids=answer.output_ids,
         finish_reason=None if end is None else end.type,
