@@ -48,7 +48,7 @@ SHORT = (
 PARSES = (
     "has --reasoning-parser, which leaves structured answers without their form until it sees the "
     "end of the reasoning, which PDCluster parses itself: set model.reasoningParser in its place, "
-    "or model.frontend: engine"
+    "or model.frontend: engine with type: vllm"
 )
 TWO_WORDS = "a flag and its value are two entries of the list, or one with = between them"
 OF_ENGINE = at("spec.model.frontend", "engine")

@@ -52,7 +52,7 @@ def over_pods() -> PDCluster:
 SIZES = {
     "maxModelLen": 1,
     "maxSequences": 1,
-    "maxBatchedTokens": 1,
+    "maxBatchedTokens": 64,
     "blockSize": 32,
     "numBlocks": 1,
     "deviceMemoryShare": 0.5,

@@ -229,6 +229,26 @@ RIGHT_STOCK_ENGINES: dict[str, Change] = {
         sglang(maxModelLen=4096, numBlocks=64, args=["--attention-backend", "torch_native"]),
         at("spec.roles", {"mixed": {"pools": [CPU]}}),
     ),
+    "sglang of sizes": both(
+        sglang(blockSize=24, maxBatchedTokens=240),
+        at("spec.roles", {"mixed": {"pools": [CPU]}}),
+    ),
+    **{
+        f"image of a registry's own tags, {image}": at("spec.engine", {**VLLM, "image": image})
+        for image in (
+            "reg/acme/vllm-openai:1.4.2",
+            "vllm-openai:2026.10.1",
+            "reg/vllm-openai-internal:0.10.1",
+            "vllm/vllm-openai-xpu:v0.33.0",
+        )
+    },
+    "overrides of a pair in two spellings": both(
+        vllm(args=["--hf-overrides.rope_scaling.factor", "2", "--hf-overrides.a", "x"]),
+        at(
+            "spec.roles.decode.engine.args",
+            ['--hf-overrides={"a": "x", "rope_scaling": {"factor": 2}}'],
+        ),
+    ),
     "mixed stock engines": both(vllm(), at("spec.roles", {"mixed": {"pools": [CPU]}})),
     "mixed stock engines of several stages, which offload": both(
         vllm(pipelineParallelSize=2, kvTransfer={"offload": {"memory": "2Gi"}}),

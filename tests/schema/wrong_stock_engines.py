@@ -54,6 +54,48 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         None,
     ),
     (
+        both(MIXED, sglang(dataParallelSize=16)),
+        "spec.roles.mixed.engine.dataParallelSize: must be 1 with sglang, which has one engine a",
+        "spec.roles",
+    ),
+    (
+        both(MIXED, sglang(tensorParallelSize=16)),
+        "spec.roles.mixed.engine.tensorParallelSize: tensorParallelSize (16) times "
+        "pipelineParallelSize (1) is 16 ranks, over the 8 of one pod; lower one of them",
+        "spec.roles",
+    ),
+    (
+        both(MIXED, sglang(maxBatchedTokens=100)),
+        "spec.roles.mixed.engine.maxBatchedTokens: is 100, which blockSize (16) does not divide, "
+        "and SGLang ends with that; give a multiple of 16",
+        None,
+    ),
+    (
+        both(MIXED, sglang(blockSize=24)),
+        "spec.roles.mixed.engine.blockSize: is 24, which does not divide SGLang's own "
+        "maxBatchedTokens, a power of two; give a power of two, or maxBatchedTokens that is a "
+        "multiple of 24",
+        None,
+    ),
+    (
+        both(MIXED, sglang(), at("spec.engine.image", "acme/sglang:v0.5.22-cu129")),
+        "spec.engine.image: SGLang 0.5.22 is not known here; use 0.5.23, or set "
+        "engine.allowUnknownVersion: true",
+        None,
+    ),
+    *(
+        (
+            both(MIXED, sglang(env=[{"name": name, "value": "1"}])),
+            f"spec.engine.env[0].name: {name} is set by PDCluster; remove it",
+            None,
+        )
+        for name in (
+            "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION",
+            "SGLANG_RETURN_ORIGINAL_LOGPROB",
+            "SGLANG_MAX_NEW_TOKENS_LIMIT",
+        )
+    ),
+    (
         both(MIXED, sglang(batchInvariant=True)),
         "spec.engine.batchInvariant: is not for sglang, which has no such setting; leave it out, "
         "or give SGLang's own flag in engine.args",
@@ -63,6 +105,12 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         both(MIXED, sglang(args=["--page-size=1"])),
         "spec.engine.args[0]: --page-size is the field blockSize of engine; set engine.blockSize "
         "in its place",
+        None,
+    ),
+    (
+        both(MIXED, sglang(args=["--disaggregation-b", "1"])),
+        "spec.engine.args[0]: --disaggregation-b may be short for "
+        "--disaggregation-bootstrap-port, which is set by PDCluster; remove it",
         None,
     ),
     (
@@ -244,6 +292,15 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
                 "engine.tensorParallelSize in its place",
             ),
             ("-pcp", "multiplies the ranks as --prefill-context-parallel-size does; remove it"),
+            (
+                "--enable-elastic",
+                "may be short for --enable-elastic-ep, which changes the number of ranks while",
+            ),
+            (
+                "--prefill-context",
+                "may be short for --prefill-context-parallel-size, which multiplies the ranks,",
+            ),
+            ("-pc", "may be short for -pcp, which multiplies the ranks as"),
         )
     ),
     (
@@ -299,7 +356,7 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         vllm(args=["--reasoning-parser", "qwen3"]),
         "spec.engine.args: has --reasoning-parser, which leaves structured answers without their "
         "form until it sees the end of the reasoning, which PDCluster parses itself; set "
-        "model.reasoningParser in its place, or model.frontend: engine",
+        "model.reasoningParser in its place, or model.frontend: engine with type: vllm",
         "spec.engine.args",
     ),
     (
@@ -561,7 +618,13 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
             (
                 ["--hf-overrides.a", "1"],
                 ['--hf-overrides={"a":2}'],
-                '--hf-overrides is {"a": 2} for decode and {"a": "1"}',
+                '--hf-overrides is {"a": 2} for decode and {"a": 1}',
+                "does not compare it, and would decode from KV of another model",
+            ),
+            (
+                ['--hf-overrides={"a":1}', "--hf-overrides.b.c", "x"],
+                ["--hf-overrides.b.c", "y", "--hf-overrides.b.d=true"],
+                '--hf-overrides is {"b": {"c": "y", "d": true}} for decode and {"b": {"c": "x"}}',
                 "does not compare it, and would decode from KV of another model",
             ),
         )

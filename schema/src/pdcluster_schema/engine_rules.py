@@ -12,7 +12,7 @@ from pdcluster_schema.engine import ACCELERATOR_TOKENS, EngineSpec
 from pdcluster_schema.ports import MAX_ENGINES, MAX_PODS, MAX_RANKS, WHOLE_PROMPT_SCHEDULERS
 from pdcluster_schema.section import Rule
 from pdcluster_schema.sections import PoolSpec
-from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, STOCK, VLLM_ONLY
+from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, STOCK, VLLM, VLLM_ONLY
 
 
 def num_ranks(engine: EngineSpec) -> int:
@@ -63,7 +63,7 @@ def _rank_misfit(engine: EngineSpec, pool: PoolSpec, sizes: str) -> tuple[str, s
     divided = pods if engine.is_stock else 1
     if ranks > most * divided:
         each = f"over the {most} of one pod" if divided == 1 else f"over {most} in {pods} pods"
-        more = ", or give pools more podsPerReplica" if engine.is_stock else ""
+        more = ", or give pools more podsPerReplica" if engine.type == VLLM else ""
         return (
             "engine.tensorParallelSize",
             f"{sizes} is {ranks} ranks, {each}",

@@ -39,7 +39,13 @@ from pdcluster_schema.service import DiscoverySpec, ServiceSpec
 from pdcluster_schema.spec_rules import spec_rules
 from pdcluster_schema.stock_rules import stock_fault
 from pdcluster_schema.values import PodTemplate, SizeOfSpec
-from pdcluster_schema.vllm_versions import published_version, tagged_version, unknown_version
+from pdcluster_schema.vllm_engine import SGLANG
+from pdcluster_schema.vllm_versions import (
+    published_version,
+    tagged_version,
+    unknown_sglang,
+    unknown_version,
+)
 from pdcluster_schema.workload import (
     MAX_GROUPED_NAME,
     MAX_WORKLOAD_NAME,
@@ -157,7 +163,8 @@ class PDClusterSpec(SpecSection):
         for role, declared in roles.items():
             engine = self.engine_of(role)
             version = published_version(engine.image)
-            fault = unknown_version(version) if version else ""
+            is_sglang = self.engine.type == SGLANG
+            fault = (unknown_sglang if is_sglang else unknown_version)(version) if version else ""
             if fault and not engine.allow_unknown_version:
                 reason, _, fix = fault.partition(": ")
                 at = "engine" if declared.engine.image is None else f"roles.{role}.engine"

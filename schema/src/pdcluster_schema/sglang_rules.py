@@ -24,6 +24,8 @@ def sglang_fault(spec: Any) -> tuple[str, str, str] | None:
     if spec.engine.type != SGLANG or spec.roles.mixed is None:
         return None
     engine = spec.engine_of("mixed")
+    block, tokens = engine.block_size, engine.max_batched_tokens
+    has_tokens = "max_batched_tokens" in engine.model_fields_set
     for field, is_wrong, reason, fix in (
         (
             "kvTransfer",
@@ -42,6 +44,18 @@ def sglang_fault(spec: Any) -> tuple[str, str, str] | None:
             engine.data_parallel_size > 1,
             "must be 1 with sglang, which has one engine a worker",
             "give the pool more replicas",
+        ),
+        (
+            "maxBatchedTokens",
+            has_tokens and tokens % block > 0,
+            f"is {tokens}, which blockSize ({block}) does not divide, and SGLang ends with that",
+            f"give a multiple of {block}",
+        ),
+        (
+            "blockSize",
+            not has_tokens and block & (block - 1) > 0,
+            f"is {block}, which does not divide SGLang's own maxBatchedTokens, a power of two",
+            f"give a power of two, or maxBatchedTokens that is a multiple of {block}",
         ),
     ):
         if is_wrong:

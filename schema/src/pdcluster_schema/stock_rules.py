@@ -215,13 +215,31 @@ def _draft(flags: list[Flag]) -> str:
 
 
 def _object(flags: list[Flag], name: str) -> dict[str, Any]:
-    """A flag in JSON, with its dotted parts."""
-    given: dict[str, Any] = {}
+    """A flag in JSON.  Its dotted parts are another one behind it, for vLLM as here."""
+    whole: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     for flag in flags:
-        found, _, key = flag.name.partition(".")
-        if found == name:
-            given |= {key: flag.value} if key else _loaded(flag.value)
-    return given
+        found, *keys = flag.name.split(".")
+        if found != name:
+            continue
+        if not keys:
+            whole = _loaded(flag.value)
+            continue
+        value: Any = flag.value
+        with suppress(ValueError):
+            value = json.loads(flag.value)
+        for key in reversed(keys):
+            value = {key: value}
+        _merge(parts, value)
+    return parts or whole
+
+
+def _merge(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    for key, value in theirs.items():
+        if isinstance(value, dict) and isinstance(ours.get(key), dict):
+            _merge(ours[key], value)
+        else:
+            ours[key] = value
 
 
 def _loaded(text: str) -> dict[str, Any]:
@@ -254,7 +272,7 @@ def front_end_rules() -> Iterator[Rule]:
             holds=partial(_parses_once, path),
             reason="has --reasoning-parser, which leaves structured answers without their form "
             "until it sees the end of the reasoning, which PDCluster parses itself",
-            fix="set model.reasoningParser in its place, or model.frontend: engine",
+            fix="set model.reasoningParser in its place, or model.frontend: engine with type: vllm",
             at=f"{path}.args",
         )
 

@@ -7,6 +7,7 @@ The CRD's rules say the same to the API server.
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
@@ -187,7 +188,7 @@ DATA_PARALLEL_FLAGS = "^--?(data-parallel-[a-z-]+|dp[a-z]?)([=.]|$)"
 FLAGS_OF_FIELDS = f"^--?({'|'.join(FIELD_OF_FLAG)})([=.]|$)"
 """A flag that a field of `engine` stands for."""
 
-_OF_ONE_DASH = ("asc", "n", "r", "dp", "tp", "pp")
+_OF_ONE_DASH = ("asc", "n", "r", "dp", "tp", "pp", "pcp")
 
 _LONG = {
     "n[0-9]*": "n",
@@ -208,6 +209,12 @@ LONG_FLAGS = "".join(
 `--stream-int`, where no other one begins so.
 """
 
+_OF_VLLM = (
+    *LONG_FLAGS.split(),
+    *(f"{'-' if name in _OF_ONE_DASH else '--'}{name}" for name in _OF_RANKS),
+)
+_OF_SGLANG = tuple(f"--{name}" for name in (*SGLANG_FLAGS, *SGLANG_OWNED))
+
 FLAG_PATTERN = "^--?[^-=.][^=.]*"
 """The name of a flag within an argument."""
 
@@ -218,6 +225,15 @@ OWNED_VARIABLES = (
     "^(POD_IP|VLLM_(NIXL_SIDE_CHANNEL_[A-Z]+|HOST_IP|PORT|API_KEY|DP_[A-Z_]+|CPU_KVCACHE_SPACE))$"
 )
 """A variable likewise; of the last one the field is kvCacheMemory."""
+
+SGLANG_VARIABLES = (
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION",
+    "SGLANG_RETURN_ORIGINAL_LOGPROB",
+    "SGLANG_MAX_NEW_TOKENS_LIMIT",
+)
+"""SGLang's, of which the API server's rules do not know: a health check that waits for the engine,
+log probabilities of another kind, answers that are cut short.
+"""
 
 ARGUMENT_RULES = (
     Cel(
@@ -253,14 +269,14 @@ def check_argument(value: str) -> str:
     as vLLM reads them.  A line break behind one, as of a YAML block, is ignored.
     """
     flag_text = value.partition("=")[0].partition(".")[0].rstrip().replace("_", "-")
-    flag = long_flag(flag_text)
+    flag = flag_text if is_set_elsewhere(flag_text) else _long_flag(flag_text, _OF_VLLM)
     if re.search(FLAG_AND_VALUE, value):
         name = value.split()[0]
         raise rule(
             f"{shortened(value, 60)!r} is one entry, which vLLM takes for one word",
             f"write {name} and its value as two entries of the list, or with = between them",
         )
-    subject = flag if flag == flag_text else f"{flag_text} may be short for {flag}, which"
+    subject = _subject(flag_text, flag)
     if re.search(DATA_PARALLEL_FLAGS, flag):
         raise rule(f"{subject} is set by PDCluster", "set engine.dataParallelSize in its place")
     name = flag.lstrip("-")
@@ -276,22 +292,24 @@ def check_argument(value: str) -> str:
 
 
 def _check_sglang(flag_text: str) -> None:
-    """SGLang takes the beginning of a flag for it, too."""
-    for name in (*SGLANG_FLAGS, *SGLANG_OWNED) if len(flag_text) > len("--") else ():
-        if not f"--{name}".startswith(flag_text):
-            continue
-        is_whole = flag_text == f"--{name}"
-        subject = f"--{name}" if is_whole else f"{flag_text} may be short for --{name}, which"
-        if (field := SGLANG_FLAGS.get(name)) is None:
-            raise rule(f"{subject} is set by PDCluster", "remove it")
-        raise rule(f"{subject} is the field {field} of engine", f"set engine.{field} in its place")
+    flag = _long_flag(flag_text, _OF_SGLANG)
+    if flag not in _OF_SGLANG:
+        return
+    subject, field = _subject(flag_text, flag), SGLANG_FLAGS.get(flag.lstrip("-"))
+    if field is None:
+        raise rule(f"{subject} is set by PDCluster", "remove it")
+    raise rule(f"{subject} is the field {field} of engine", f"set engine.{field} in its place")
 
 
-def long_flag(flag_text: str) -> str:
-    """The flag that is set elsewhere and begins like this one; else the given one."""
-    if re.search(FLAG_PATTERN, flag_text) is None or is_set_elsewhere(flag_text):
+def _long_flag(flag_text: str, flags: Iterable[str]) -> str:
+    """The first flag that begins like this one, for which both engines take it; else this one."""
+    if re.search(FLAG_PATTERN, flag_text) is None:
         return flag_text
-    return next((flag for flag in LONG_FLAGS.split() if flag.startswith(flag_text)), flag_text)
+    return next((flag for flag in flags if flag.startswith(flag_text)), flag_text)
+
+
+def _subject(flag_text: str, flag: str) -> str:
+    return flag if flag == flag_text else f"{flag_text} may be short for {flag}, which"
 
 
 def is_set_elsewhere(flag: str) -> bool:
@@ -301,7 +319,7 @@ def is_set_elsewhere(flag: str) -> bool:
 
 def check_variable(name: str) -> str:
     """Refuse a variable that is set elsewhere."""
-    if re.search(OWNED_VARIABLES, name) is None:
+    if re.search(OWNED_VARIABLES, name) is None and name not in SGLANG_VARIABLES:
         return name
     is_field = name == "VLLM_CPU_KVCACHE_SPACE"
     fix = "set engine.kvCacheMemory in its place" if is_field else "remove it"

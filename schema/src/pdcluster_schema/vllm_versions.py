@@ -1,11 +1,13 @@
-"""vLLM's versions: those that are known here, and the one that an image's tag names."""
+"""Versions of stock engines: those that are known here, and the one that an image's tag names."""
 
 import re
 
 # versions that docs/engines.md has tests of, both inclusive: they take the same flags and requests
 OLDEST, NEWEST = (0, 30), (0, 33)
 
-_PUBLISHED = re.compile(r"(^|/)vllm-openai[-a-z0-9]*:")
+SGLANG_VERSION = "0.5.23"  # likewise
+
+_PUBLISHED = re.compile(r"(^|/)(sglang|vllm-openai(-cpu|-rocm|-xpu)?):v?0\.")
 
 
 def tagged_version(image: str | None) -> str:
@@ -34,10 +36,14 @@ def unknown_version(version: str) -> str:
     return f"vLLM {version or '?'} is not known here: use {ends}"
 
 
-def published_version(image: str | None) -> str:
-    """Version by the tag of an image of vLLM's own name; others have tags of their own.
+def unknown_sglang(version: str) -> str:
+    if version == SGLANG_VERSION:
+        return ""
+    return f"SGLang {version or '?'} is not known here: use {SGLANG_VERSION}"
 
-    >>> published_version("vllm/vllm-openai-cpu:v0.29.0"), published_version("llm-d-cuda:v0.3.0")
-    ('0.29.0', '')
+
+def published_version(image: str | None) -> str:
+    """Version by the tag of an image of an engine's own name; others have tags of their own, and so
+    do registries whose versions do not begin with 0.
     """
     return tagged_version(image) if _PUBLISHED.search(image or "") else ""

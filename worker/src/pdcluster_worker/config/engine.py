@@ -36,7 +36,7 @@ OURS_ALONE = (
 
 class VllmConfig(Section, frozen=True):
     port: OwnPort = 8100
-    kv_events_port: OwnPort = 8101  # where this worker listens, on loopback
+    kv_events_port: OwnPort = 8101  # on loopback, but for events_from_pods
     events_from_pods: bool = False  # ranks in other pods send events too: listen at `listen.host`
     side_channel_port: OwnPort = 8200  # where peers' engines get NIXL metadata
     startup_timeout_seconds: Positive = 3600  # a model and its warm-up; then it is started again

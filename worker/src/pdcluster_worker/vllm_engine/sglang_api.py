@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from pdcluster_schema.vllm_versions import unknown_sglang
 from pdcluster_worker.messages.requests import Constraint, RequestSpec
 from pdcluster_worker.vllm_engine.engine_api import EngineApi, restarted_form
 from pdcluster_worker.vllm_engine.generate_api import ends, given_sampling
@@ -22,7 +23,6 @@ from pdcluster_worker.vllm_engine.responses import (
     WholeBody,
 )
 
-KNOWN = "0.5.23"  # that docs/engines.md has tests of
 GENERATE, LOADS = "/generate", "/v1/loads?include=core"
 
 _Entry = tuple[float | None, int, str | None]  # log probability, token, its text
@@ -78,7 +78,7 @@ def sglang_api(*, block_size: int, prefix_caching: bool) -> EngineApi:
     return EngineApi(
         kind="sglang",
         name="SGLang",
-        unknown_version=unknown_version,
+        unknown_version=unknown_sglang,
         generate_path=GENERATE,
         version_path=LOADS,
         numbers_path=LOADS,
@@ -95,12 +95,6 @@ def sglang_api(*, block_size: int, prefix_caching: bool) -> EngineApi:
 def _longest(length: int, scrape: Scrape) -> int:
     """SGLang refuses prompts nearer to the least of both, and cuts answers there without notice."""
     return max(1, min(length, scrape.num_blocks * scrape.block_size) - 6)
-
-
-def unknown_version(version: str) -> str:
-    if version == KNOWN:
-        return ""
-    return f"SGLang {version or '?'} is not known here: use {KNOWN}"
 
 
 def refusal(spec: RequestSpec) -> tuple[str, str] | None:
