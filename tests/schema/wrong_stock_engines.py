@@ -65,6 +65,15 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         "spec.roles",
     ),
     (
+        both(
+            at("spec.roles", {"mixed": {"pools": [{**CPU, "gpu": "H100", "gpusPerReplica": 16}]}}),
+            sglang(),
+        ),
+        "spec.roles.mixed.pools[0].gpusPerReplica: must be at most 8, 8 in each pod, not 16; lower "
+        "it, or raise gpusPerPod",
+        "spec.roles",
+    ),
+    (
         both(MIXED, sglang(maxBatchedTokens=100)),
         "spec.roles.mixed.engine.maxBatchedTokens: is 100, which blockSize (16) does not divide, "
         "and SGLang ends with that; give a multiple of 16",

@@ -12,7 +12,7 @@ from pdcluster_schema.engine import ACCELERATOR_TOKENS, EngineSpec
 from pdcluster_schema.ports import MAX_ENGINES, MAX_PODS, MAX_RANKS, WHOLE_PROMPT_SCHEDULERS
 from pdcluster_schema.section import Rule
 from pdcluster_schema.sections import PoolSpec
-from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, STOCK, VLLM, VLLM_ONLY
+from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, SGLANG, STOCK, VLLM, VLLM_ONLY
 
 
 def num_ranks(engine: EngineSpec) -> int:
@@ -128,7 +128,7 @@ def _gpu_misfit(engine: EngineSpec, pool: PoolSpec, sizes: str) -> tuple[str, st
         return (
             field,
             f"must be at most {most * pods}, {most} in each pod, not {pool.gpus_per_replica}",
-            "lower it, or raise podsPerReplica or gpusPerPod",
+            f"lower it, or raise {'' if engine.type == SGLANG else 'podsPerReplica or '}gpusPerPod",
         )
     return None
 
