@@ -3,6 +3,7 @@ annotation of the worker's StatefulSets holds the last one, as its pods go.
 """
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from pdcluster_schema import conditions
 from pdcluster_schema.backoff import Backoff
 
 _BACKOFF = Backoff(first=10.0, most=300.0)  # the kubelet's
+_AT = re.compile(r"20\d\d-\S+Z")
 
 
 class PodEnd(NamedTuple):
@@ -45,9 +47,10 @@ class GroupRestart:
             found = json.loads(text or "")
             number, crashes = int(found["number"]), int(found["crashes"])
             at, cause = str(found["at"]), str(found["cause"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
-        return None if time_of(at) is None else cls(number, crashes, at, cause)
+        is_ours = number > 0 <= crashes and _AT.fullmatch(at) and time_of(at) is not None
+        return cls(number, crashes, at, cause) if is_ours else None
 
     @classmethod
     def after(cls, last: "GroupRestart | None", end: PodEnd, now: datetime) -> "GroupRestart":
@@ -65,10 +68,19 @@ class GroupRestart:
         return json.dumps(asdict(self))
 
     @property
+    def _backoff_seconds(self) -> float:
+        """The first crash costs no wait."""
+        return _BACKOFF.after(self.crashes - 1) if self.crashes > 1 else 0.0
+
+    @property
     def starts_at(self) -> datetime:
-        """Earliest time at which its pods are made again: the first crash costs no wait."""
-        seconds = _BACKOFF.after(self.crashes - 1) if self.crashes > 1 else 0.0
-        return (time_of(self.at) or datetime.min) + timedelta(seconds=seconds)
+        """Earliest time at which its pods are made again."""
+        return (time_of(self.at) or datetime.min) + timedelta(seconds=self._backoff_seconds)
+
+    def wait_seconds(self, now: datetime) -> float:
+        """Until then; a longer one than the back-off is by a clock that was ahead."""
+        seconds = (self.starts_at - now).total_seconds()
+        return seconds if seconds <= self._backoff_seconds else 0.0
 
     @property
     def problem(self) -> Problem:
@@ -79,7 +91,8 @@ class GroupRestart:
         return Problem(conditions.CRASH_LOOPING, message)
 
     def event(self, worker: str) -> PlannedEvent:
-        text = f"worker {worker}, restart {self.number}: {self.problem.message}"
+        row = f"{self.crashes} crashes in a row" if self.crashes > 1 else ALL_START_AGAIN
+        text = f"worker {worker}, restart {self.number}: {self.cause}; {row}"
         return PlannedEvent(conditions.GROUP_RESTARTING, text, warning=True)
 
 

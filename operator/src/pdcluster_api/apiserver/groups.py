@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 
-from pdcluster_api.apiserver.container_ends import time_of
+from pdcluster_api.apiserver.container_ends import UNREADY_GRACE, time_of
 from pdcluster_api.apiserver.group_restarts import ALL_START_AGAIN, GroupRestart, PodEnd
 from pdcluster_api.apiserver.kinds import Body
-from pdcluster_api.apiserver.pods import COMPUTING, condition_of, end_of, pod_state
+from pdcluster_api.apiserver.pods import COMPUTING, condition_of, end_of, pod_state, short
 from pdcluster_api.manifests.groups import GroupRun
 from pdcluster_api.plan.observed.state import PodState, Problem
 from pdcluster_api.plan.status.condition import worst_of
@@ -23,8 +23,8 @@ from pdcluster_schema.workload import GroupId, WorkloadId
 _ROLE_OF = {follower: role for role, follower in labels.FOLLOWER_OF.items()}
 
 # A pod's Ready condition has changed since the pod began, if it is later than that by more than a
-# kubelet needs to write both; an end made it unready, if it is not earlier than that by more. Pods
-# of one start are made within that time.
+# kubelet needs to write both; an end of its own made it unready, if it is not earlier than that by
+# more.
 _BEGINNING = timedelta(seconds=5)
 _LONG_AGO = datetime.fromtimestamp(0, UTC).replace(tzinfo=None)
 
@@ -84,15 +84,18 @@ class WorkerPods:
         if not self.is_at_zero:
             left = any(not self._has_set(pod) for pod in self.pods.values())
             return Restarting(last, is_stopped=left, served="" if left else self._served)
-        wait = (last.starts_at - now).total_seconds() if last is not None else 0.0
+        wait = last.wait_seconds(now) if last is not None else 0.0
         is_stopped = bool(self.pods) or wait > 0
         return Restarting(last, is_stopped, is_new=True, wait_seconds=None if self.pods else wait)
 
     @property
     def _end(self) -> PodEnd | None:
-        """The one for which it is to start again; None = it need not, is at it, or goes."""
+        """The one for which it is to start again; None = it need not, is at it, or goes.  Any of a
+        worker that has not served yet counts as a crash: it may be one of each start.
+        """
         is_kept = len(self.sets) == 2 and not any(map(_is_terminating, self.sets.values()))
-        return self.broken_by if is_kept and not self.is_at_zero else None
+        end = self.broken_by if is_kept and not self.is_at_zero else None
+        return end if end is None or self._served else end._replace(is_crash=True)
 
     def _has_set(self, pod: Body) -> bool:
         return any(_is_of(name, pod) for name in self.sets)
@@ -109,19 +112,21 @@ class WorkerPods:
         if leader is None:
             return None
         followers = {name: pod for name, pod in self.pods.items() if pod is not leader}
-        since, made, served = _served_since(leader), _made(leader), self._served.split()
+        since, served = _served_since(leader), self._served.split()
+        is_ready = condition_of(leader, "Ready").get("status") == "True"
+        # a leader is not ready any more some time after the end that is the cause
+        joined = since if since is None or is_ready else since - UNREADY_GRACE
         changed = {
             name: pod
             for name, pod in self.pods.items()
             if (served and _identity(pod) not in served)
-            or (pod is not leader and since and (at := _ended(pod)) and at > since)
+            or (pod is not leader and joined and (at := _ended(pod)) and at > joined)
         }
-        is_replaced = any(made > _made(pod) + _BEGINNING for pod in followers.values())
-        ended = _ended(leader)
-        has_ended = since is not None and ended is not None and ended >= since - _BEGINNING
+        ended, margin = _ended(leader), timedelta(0) if is_ready else _BEGINNING
+        has_ended = since is not None and ended is not None and ended >= since - margin
         began = [time for pod in followers.values() if (time := _running_since(pod)) is not None]
         ran_on = has_ended and any(time < ended for time in began if ended is not None)
-        if is_replaced or ran_on or (changed and has_ended):
+        if ran_on or (changed and has_ended):
             changed[self.id.leader_pod] = leader
         if not changed:
             return None
@@ -251,7 +256,7 @@ def _served_since(leader: Body) -> datetime | None:
 def _why_deleted(pod: Body) -> str:
     """An eviction says why in a condition; a deletion by hand says nothing."""
     target = condition_of(pod, "DisruptionTarget")
-    text = ": ".join(str(target[key]) for key in ("reason", "message") if target.get(key))
+    text = short(": ".join(str(target[key]) for key in ("reason", "message") if target.get(key)))
     return f"it was deleted ({text})" if text else "it was deleted"
 
 

@@ -155,7 +155,7 @@ def _not_placed(body: Body, hints: Hints) -> Problem | None:
     placed = condition_of(body, "PodScheduled")
     if placed.get("status") != "False":
         return None
-    cause = _short(placed.get("message", "")) or "the scheduler found no node"
+    cause = short(placed.get("message", "")) or "the scheduler found no node"
     since = f" since {placed['lastTransitionTime']}" if placed.get("lastTransitionTime") else ""
     message = f"no node takes it{since}: {cause}; add or free nodes, or {hints.scheduling}"
     if placed.get("reason") == "SchedulingGated":
@@ -167,7 +167,7 @@ def _not_placed(body: Body, hints: Hints) -> Problem | None:
 def _given_up(body: Body) -> Problem | None:
     """A pod that the node gave up (evicted, out of a resource); its StatefulSet makes another."""
     status = body.get("status") or {}
-    reason, cause = status.get("reason"), _short(status.get("message", ""))
+    reason, cause = status.get("reason"), short(status.get("message", ""))
     if status.get("phase") != "Failed" or not reason:
         return None
     message = f"its node gave it up ({reason}): {cause}; look at that node"
@@ -207,7 +207,7 @@ def _container_problem(entry: Body, image: str, hints: Hints, since: str | None)
     if reason in _IMAGE_REASONS:
         return Problem(conditions.IMAGE_NOT_PULLED, _image_message(reason, detail, image, hints))
     if reason in _REFUSED_REASONS:
-        cause = f"container {name} cannot be started: {_short(detail) or reason}"
+        cause = f"container {name} cannot be started: {short(detail) or reason}"
         message = f"{cause}; make what is missing, or correct its name"
         return Problem(conditions.CONFIGURATION_REFUSED, message)
     ended = latest_end(entry, since)
@@ -230,7 +230,7 @@ def _image_message(reason: str, message: str, image: str, hints: Hints) -> str:
     name = f"image {image!r}" if image else "its image"
     if reason == "InvalidImageName":
         return f"{name} is not the name of an image; correct {hints.name}"
-    detail = _short(_PULL_PREFIX.sub("", message))
+    detail = short(_PULL_PREFIX.sub("", message))
     cause = f" ({detail})" if detail else ""
     check = f"check {hints.pull}, and that the node reaches the registry"
     return f"{name} cannot be pulled{cause}; {check}"
@@ -249,7 +249,7 @@ def _fetch_problem(fetch: re.Match[str], ended: Body, *, is_running: bool) -> Pr
         return Problem(conditions.DOWNLOADING_MODEL, message)
     if not has_failed:
         return None
-    cause = _short(termination_message(ended.get("message", ""))) or f"exit status {code}"
+    cause = short(termination_message(ended.get("message", ""))) or f"exit status {code}"
     check = f"check {field} and the node's way to the hub"
     message = f"{what} is not downloaded: {cause}; {check}"
     return Problem(conditions.MODEL_NOT_DOWNLOADED, message)
@@ -266,7 +266,7 @@ def end_of(container: str, ended: Body) -> str:
 
 def _last_words(container: str, ended: Body) -> str:
     left = ended.get("message", "")
-    return _short(first_error(left) if container == ENGINE else termination_message(left))
+    return short(first_error(left) if container == ENGINE else termination_message(left))
 
 
 def _crash(container: str, ended: Body, hints: Hints) -> Problem:
@@ -288,7 +288,7 @@ def _crash(container: str, ended: Body, hints: Hints) -> Problem:
     return Problem(conditions.CRASH_LOOPING, message)
 
 
-def _short(message: str) -> str:
+def short(message: str) -> str:
     return shortened(" ".join(message.split()).rstrip(".;"), MAX_DETAIL)
 
 

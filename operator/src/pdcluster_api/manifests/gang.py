@@ -36,10 +36,14 @@ def gang_of(placement: PlacementSpec | None) -> dict[str, Any]:
     return {"gang": {"scheduler": placement.gang, **queue}}
 
 
-def pod_group(gang: Manifest, marks: dict[str, str], num_pods: int, owner: Owner) -> Manifest:
-    """marks: of the worker's objects, by which it is named too"""
-    queue = {"queue": gang["queue"]} if "queue" in gang else {}
-    kind, spec = GANG_SCHEDULERS[gang["scheduler"]].kind, {"minMember": num_pods, **queue}
+def pod_group(
+    gang: Manifest, marks: dict[str, str], num_pods: int, owner: Owner, pod: Manifest
+) -> Manifest:
+    """marks: of the worker's objects, by which it is named too; pod: its spec."""
+    spec = {"minMember": num_pods, **({"queue": gang["queue"]} if "queue" in gang else {})}
+    if gang["scheduler"] == "Volcano" and "priorityClassName" in pod:
+        spec["priorityClassName"] = pod["priorityClassName"]  # which it takes from nowhere else
+    kind = GANG_SCHEDULERS[gang["scheduler"]].kind
     return new_object(kind, marks[WORKER], owner, marks, spec=spec)
 
 

@@ -189,7 +189,8 @@ def group_sets(
         ):
             marks = {**part["metadata"]["labels"], WORKER: worker.leader}
             if name == worker.leader and "gang" in group:
-                yield pod_group(group["gang"], marks, group["pods"], owner)
+                pod = part["spec"]["template"]["spec"]
+                yield pod_group(group["gang"], marks, group["pods"], owner, pod)
             yield new_object(
                 "apps/v1/StatefulSet",
                 name,

@@ -295,6 +295,8 @@ def test_an_evicted_pod_says_why() -> None:
     assert "it was deleted (EvictionByEvictionAPI: Eviction API: evicting)" in str(
         world.restarts()[1].last
     )
+    world.pod("1-f-1")["status"]["conditions"][-1]["message"] = "x " * 9000
+    assert len(str(world.restarts()[1].last)) < 700
 
 
 def events(world: World, now: str = NOW) -> list[str]:
@@ -375,6 +377,73 @@ def test_crashes_in_a_row_make_the_next_start_wait(change: Any, waits: list[int 
         assert world.stateful_set("1")["spec"]["replicas"] == 1
 
 
+def forget_pods(world: World) -> None:
+    """It has not served yet."""
+    for name in ("1", "1-f"):
+        world.stateful_set(name)["metadata"]["annotations"].pop("pdcluster.io/group-pods", None)
+    unready(world.pod("1-0"), 1)
+
+
+def test_any_end_of_a_worker_that_has_not_served_counts_as_a_crash() -> None:
+    world = World()
+    for crashes in (1, 2):
+        world.pods = World().pods
+        forget_pods(world)
+        delete(world.pod("1-f-1"), 5)
+        last = world.write()[1].last
+        assert last is not None
+        assert last.crashes == crashes
+        world.pods = {}
+        assert world.restarts()[1].wait_seconds == 10 * (crashes - 1)
+        world.write(clock(7))
+
+
+def test_pods_of_one_start_may_be_made_long_after_one_another() -> None:
+    world = World()
+    forget_pods(world)
+    world.pod("1-0")["metadata"]["creationTimestamp"] = clock(2)
+    assert world.stopped() == set()
+
+
+def test_a_clock_that_was_ahead_makes_no_start_wait_longer_than_the_back_off() -> None:
+    world = World()
+    for _ in range(2):
+        world.pods = World().pods
+        restart(world.pod("1-0"), 5)
+        world.write()
+        world.pods = {}
+        waits = [world.restarts(now)[1].wait_seconds for now in (NOW, clock(5))]
+        world.write(clock(7))
+    assert waits == [10, 0]
+
+
+def test_the_event_of_a_restart_that_cannot_be_written_stays_the_same() -> None:
+    world = World()
+    restart(world.pod("1-0"), 5)
+    world.write()
+    world.pods = {}
+    world.write()
+    world.pods = World().pods
+    restart(world.pod("1-0"), 5)
+    (text,) = events(world, clock(7))
+    assert text.endswith("; 2 crashes in a row")
+    assert events(world, clock(8)) == [text]
+
+
+def test_a_follower_that_ended_before_its_leader_was_unready_is_noticed() -> None:
+    world = World()
+    restart(world.pod("1-f-1"), 5)
+    unready(world.pod("1-0"), 5)
+    assert world.stopped() == {1}
+
+
+def test_a_crash_of_the_leader_before_it_was_ready_is_the_kubelets() -> None:
+    world = World()
+    (entry,) = world.pod("1-0")["status"]["containerStatuses"]
+    entry["lastState"] = {"terminated": {"exitCode": 1, "finishedAt": clock(2, 57)}}
+    assert world.stopped() == set()
+
+
 def test_a_crash_long_after_the_last_one_is_the_first_again() -> None:
     world = World()
     times = ((clock(6), 1), (clock(7), 2), (clock(17, 9), 3), (clock(40), 1))
@@ -390,7 +459,9 @@ def test_a_crash_long_after_the_last_one_is_the_first_again() -> None:
 
 def test_what_another_wrote_into_the_annotation_counts_for_nothing() -> None:
     world = World()
-    for text in ("", "no", "[]", '{"number": 1}', '{"number":1,"crashes":9,"at":"x","cause":""}'):
+    late = '{"number":1,"crashes":9,"at":"9999-12-31T23:59:59Z","cause":""}'
+    texts = ("", "no", "[]", "[" * 5000, '{"number": 1}', '{"number": 1e400, "crashes": 1}', late)
+    for text in (*texts, '{"number":1,"crashes":9,"at":"x","cause":""}'):
         world.stateful_set("1")["metadata"]["annotations"]["pdcluster.io/group-restart"] = text
         assert world.restarts()[1].last is None
 

@@ -324,6 +324,11 @@ def test_all_pods_of_a_worker_are_scheduled_as_one(
     assert {pod(each)["spec"].get("schedulerName") for each in sets} == {scheduler}
     assert not any(key in str(each["spec"]["selector"]) for each in sets)
 
+    ranked = both(placed, at("spec.roles.decode.podTemplate.spec.priorityClassName", "high"))
+    group, *_ = render_workload(record_of(TWO, ranked), 1, OWNER)
+    priority = {"priorityClassName": "high"} if scheduler == "volcano" else {}
+    assert group["spec"] == {**spec, **priority}
+
     alone = both(placed, at("spec.roles.decode.podTemplate.spec.schedulerName", "mine"))
     found = {
         pod(each)["spec"]["schedulerName"]
