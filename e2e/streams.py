@@ -47,7 +47,7 @@ class Streams:
         assert not self._reader.is_alive(), (
             f"{self.num_open} streams are still open after {timeout_seconds} s"
         )
-        assert self._program.wait() == 0
+        assert self._program.wait(timeout_seconds) == 0
         return self.ended
 
     def close(self) -> None:
