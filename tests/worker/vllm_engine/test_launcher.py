@@ -25,7 +25,7 @@ start = subprocess.Popen
 def killed(*args, **kwargs):
     child = start(*args, **kwargs)
     print(child.pid, flush=True)
-    os.kill(os.getpid(), signal.SIGQUIT)
+    os.kill(os.getpid(), signal.SIGUSR1)
     return child
 subprocess.Popen = killed
 sys.exit(main([sys.executable, "-c", "import time; time.sleep(600)"]))
@@ -48,7 +48,7 @@ def family() -> "Iterator[subprocess.Popen[bytes]]":
     process.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_ends_the_command_and_its_children(
     family: "subprocess.Popen[bytes]", number: signal.Signals
 ) -> None:

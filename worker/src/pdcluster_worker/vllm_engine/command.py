@@ -2,7 +2,8 @@
 
 vLLM's processes do not notice the end of their parent.  So `python -m
 pdcluster_worker.vllm_engine.command COMMAND...` stands between: it kills the process group after
-the command or the worker has ended.  SIGTERM terminates first; SIGQUIT kills at once.
+the command or the worker has ended.  SIGTERM terminates first; SIGUSR1 kills at once, for what runs
+in the background may ignore SIGQUIT.
 """
 
 import asyncio
@@ -64,7 +65,7 @@ class Command:
         """Kill it and its children at once."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGQUIT)
+                self._process.send_signal(signal.SIGUSR1)
 
     async def stop(self) -> None:
         """Terminate, then kill."""
@@ -114,7 +115,7 @@ def main(command: list[str]) -> int:
         signal.alarm(GRACE_SECONDS)
 
     signal.signal(signal.SIGALRM, kill)
-    signal.signal(signal.SIGQUIT, kill)
+    signal.signal(signal.SIGUSR1, kill)
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal: the worker sends SIGTERM
     terminate_with_parent()
