@@ -130,7 +130,9 @@ def test_what_vllm_refuses_is_a_400(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("num_words", [20, 200], ids=["tokens", "characters"])
-def test_a_long_conversation_is_cut_where_asked_to(client: openai.OpenAI, num_words: int) -> None:
+def test_a_long_conversation_is_cut_with_truncation_auto(
+    client: openai.OpenAI, num_words: int
+) -> None:
     turns = [
         {"role": "user", "content": f"turn {number} " + "word " * num_words} for number in range(60)
     ]

@@ -99,18 +99,18 @@ def test_an_answer_ends_at_a_stop_token(worker, prompts):
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"structured_outputs": {"regex": "(["}}, "rammar"),
         ({"stop_token_ids": [5]}, "stop_token_ids have no effect beside ignore_eos"),
         ({"repetition_penalty": 3.0}, "repetition_penalty must be in (0, 2]"),
     ],
 )
-def test_a_refusal_is_a_400_by_name(worker, prompts, fields, said):
+def test_a_refusal_is_a_400_by_name(worker, prompts, fields, message):
     reply = worker.client.post(body(prompts(4), max_tokens=4, **fields))
 
     assert reply.status_code == httpx.codes.BAD_REQUEST, reply.text
-    assert said in reply.text
+    assert message in reply.text
 
 
 def test_a_drain_lets_a_stream_end(worker, prompts):

@@ -310,7 +310,7 @@ def test_worker_config_refuses_what_is_not_for_its_role(
 
 
 @pytest.mark.parametrize(
-    ("ports", "said"),
+    ("ports", "message"),
     [
         ("port: 8103", r"vllm.kvEventsPort \(8101\) and vllm.port \(8103\) both take 8103"),
         (
@@ -323,11 +323,11 @@ def test_worker_config_refuses_what_is_not_for_its_role(
         ),
     ],
 )
-def test_ports_of_ranks_that_overlap_are_refused(tmp_path: Path, ports: str, said: str) -> None:
+def test_ports_of_ranks_that_overlap_are_refused(tmp_path: Path, ports: str, message: str) -> None:
     def load(size: int) -> None:
         engine = f"{{type: vllm, dataParallelSize: {size}, vllm: {{{ports}}}}}"
         load_worker_config(write(tmp_path, f"{MINIMUM}engine: {engine}\n"))
 
     load(1)
-    with pytest.raises(ConfigError, match=f"{said}, since each of 4 ranks .*: move them apart"):
+    with pytest.raises(ConfigError, match=f"{message}, since each of 4 ranks .*: move them apart"):
         load(4)

@@ -66,7 +66,7 @@ def test_a_request_has_all_sampling_and_goes_on_after_what_was_made() -> None:
         (Constraint("grammar", 'root ::= "a"'), {"ebnf": 'root ::= "a"'}),
     ],
 )
-def test_a_form_is_said_in_sglang_s_way(constraint, expected) -> None:
+def test_a_constraint_is_a_parameter_of_sglang(constraint, expected) -> None:
     assert sent(spec(constraint=constraint))["sampling_params"].items() >= expected.items()
 
 

@@ -49,7 +49,7 @@ class WorkerPods:
     @property
     def is_going(self) -> bool:
         """True if no pod of it is made any more."""
-        return all("deletionTimestamp" in body["metadata"] for body in self.sets.values())
+        return all(map(_is_terminating, self.sets.values()))
 
     def _notes(self, key: str) -> list[str]:
         """An annotation: of the two sets, one may have been written without the other."""
@@ -67,8 +67,8 @@ class WorkerPods:
         """The pods with which it serves, as their annotation has them; empty = it has not yet."""
         known = next(iter(self._notes(labels.GROUP_PODS)), "")
         leader = self.pods.get(self.id.leader_pod)
-        is_whole = len(self.pods) == self.num_pods and leader is not None
-        if known or not is_whole or condition_of(leader or {}, "Ready").get("status") != "True":
+        is_whole = len(self.pods) == self.num_pods
+        if known or not is_whole or leader is None or not _is_ready(leader):
             return known
         return " ".join(sorted(map(_identity, self.pods.values())))
 
@@ -113,7 +113,7 @@ class WorkerPods:
             return None
         followers = {name: pod for name, pod in self.pods.items() if pod is not leader}
         since, served = _served_since(leader), self._served.split()
-        is_ready = condition_of(leader, "Ready").get("status") == "True"
+        is_ready = _is_ready(leader)
         # a leader is not ready any more some time after the end that is the cause
         joined = since if since is None or is_ready else since - UNREADY_GRACE
         changed = {
@@ -243,13 +243,17 @@ def _is_terminating(body: Body) -> bool:
     return "deletionTimestamp" in body["metadata"]
 
 
+def _is_ready(pod: Body) -> bool:
+    return condition_of(pod, "Ready").get("status") == "True"
+
+
 def _served_since(leader: Body) -> datetime | None:
     """Since when the leader is ready, or is not any more; None = it never was."""
     ready = condition_of(leader, "Ready")
     since = time_of(ready.get("lastTransitionTime"))
     began = time_of((leader.get("status") or {}).get("startTime"))
-    if since is None or ready.get("status") == "True" or began is None:
-        return since if ready.get("status") == "True" else None
+    if since is None or _is_ready(leader) or began is None:
+        return since if _is_ready(leader) else None
     return since if since > began + _BEGINNING else None
 
 

@@ -92,7 +92,7 @@ def test_the_download_has_no_flag_that_an_older_worker_image_does_not_know() -> 
         assert flags == ["--repo", "--revision", "--target"]
 
 
-def test_adapters_of_the_hub_are_downloaded_beside_any_model_by_those_that_compute() -> None:
+def test_workers_that_compute_download_adapters_of_the_hub_with_any_model() -> None:
     hub = {"repo": "org/sql", "revision": "v1", "tokenSecret": "lora"}
     adapters = [{"name": "own", "path": "lora/own"}, {"name": "sql", "huggingFace": hub}]
     claim = {"name": "m", "path": "llama", "pvc": {"claimName": "models"}, "adapters": adapters}

@@ -339,7 +339,7 @@ async def test_a_model_without_a_tokenizer_file_serves_but_names_no_tokens(
     assert named.choices[0].logprobs.content[0].token.startswith("token_id:")
 
 
-async def test_a_conversation_that_the_engine_finds_too_long_is_cut_where_asked_to(
+async def test_a_conversation_that_the_engine_finds_too_long_is_cut_with_truncation_auto(
     rig: Rig, engine: PlayedEngine, client: openai.AsyncOpenAI
 ) -> None:
     rig.say("Yes.")
