@@ -29,7 +29,7 @@ FOLDERS = (
     "tests/worker/messages",
     "tests/worker/proxy",
     "tests/worker/routing",
-    "tests/worker/vllm_engine",
+    "tests/worker/stock_engine",
 )
 SLOW = re.compile(
     r"^(import|from) (torch|pdcluster_worker\.model|subprocess|psutil"

@@ -11,7 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from pdcluster_schema.load import load, load_applied
-from pdcluster_schema.vllm_versions import tagged_version
+from pdcluster_schema.stock_versions import tagged_version
 from pdctl.cli.main import app
 from tests.golden.operator.operator_adapter import manifests
 from tests.system.stock_vllm import NOT_ASKED, installed, parsed

@@ -13,11 +13,11 @@ from pdcluster_api.manifests.worker_config import WorkerFileSettings, engine_fil
 from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.load import load
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.vllm_engine import (
+from pdcluster_schema.stock_engine import (
     FIELD_OF_FLAG,
     PDCLUSTER_ONLY,
     SGLANG_FLAGS,
-    VLLM_ONLY,
+    STOCK_ONLY,
     check_argument,
 )
 from pdcluster_worker.config.engine import OURS_ALONE as WORKER_OURS_ALONE
@@ -72,7 +72,7 @@ def test_every_field_of_an_engine_is_ours_a_stock_engine_s_or_a_flag() -> None:
     # a variable, and flags of which a pattern refuses all
     others = {"type", "threads", "dataParallelSize"}
 
-    assert fields == {*PDCLUSTER_ONLY, *VLLM_ONLY, *FIELD_OF_FLAG.values(), *others}
+    assert fields == {*PDCLUSTER_ONLY, *STOCK_ONLY, *FIELD_OF_FLAG.values(), *others}
 
 
 def test_a_worker_refuses_every_field_that_is_not_rendered_for_a_stock_engine() -> None:

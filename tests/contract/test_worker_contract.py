@@ -26,7 +26,7 @@ from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.load import load, parse
 from pdcluster_schema.model import ModelSpec
 from pdcluster_schema.policy import PolicyConfig
-from pdcluster_schema.vllm_engine import VLLM_ONLY
+from pdcluster_schema.stock_engine import STOCK_ONLY
 from pdcluster_worker import errors
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.policy import load_policy
@@ -52,7 +52,7 @@ ENTRY = "alice"
 OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser", "frontend"}
 """Settings of the model in a worker's file, beside name and path."""
 
-STOCK = {to_snake(field) for field in VLLM_ONLY}
+STOCK = {to_snake(field) for field in STOCK_ONLY}
 """Fields of the object's engine that a worker has in its section `vllm`, whole commands and all."""
 
 SITE = WorkerFileSettings(

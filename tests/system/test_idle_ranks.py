@@ -16,7 +16,7 @@ from tests.system.client import MODEL
 from tests.system.cluster import NewCluster
 from tests.system.idle import MAX_SHARE
 from tests.system.worker_process import WorkerProcess
-from tests.worker.vllm_engine.fake_vllm import FakeVllm, fake_vllm, metrics_of
+from tests.worker.stock_engine.fake_vllm import FakeVllm, fake_vllm, metrics_of
 
 RANKS = 8
 ASKED_SECONDS = os.environ.get("PDCLUSTER_IDLE_SECONDS", "")

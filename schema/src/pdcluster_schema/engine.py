@@ -10,8 +10,7 @@ from pdcluster_schema.kv_transfer import KvTransferSpec
 from pdcluster_schema.ports import MAX_WORKER_RANKS, SchedulerName
 from pdcluster_schema.quantities import Quantity
 from pdcluster_schema.section import Crd, Many, Rule, SpecSection
-from pdcluster_schema.values import Milliseconds, Natural, Positive, Ranks, Seconds, Text
-from pdcluster_schema.vllm_engine import (
+from pdcluster_schema.stock_engine import (
     ARGUMENT_RULES,
     MAX_ARGUMENT,
     MAX_ARGUMENTS,
@@ -22,6 +21,7 @@ from pdcluster_schema.vllm_engine import (
     check_variables,
     merged_variables,
 )
+from pdcluster_schema.values import Milliseconds, Natural, Positive, Ranks, Seconds, Text
 from pdcluster_schema.vllm_flags import merged_arguments
 
 MAX_BANDWIDTH = 10**12

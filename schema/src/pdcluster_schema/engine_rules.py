@@ -12,7 +12,7 @@ from pdcluster_schema.engine import ACCELERATOR_TOKENS, EngineSpec
 from pdcluster_schema.ports import MAX_ENGINES, MAX_PODS, MAX_RANKS, WHOLE_PROMPT_SCHEDULERS
 from pdcluster_schema.section import Rule
 from pdcluster_schema.sections import PoolSpec
-from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, SGLANG, STOCK, VLLM, VLLM_ONLY
+from pdcluster_schema.stock_engine import PDCLUSTER_ONLY, SGLANG, STOCK, STOCK_ONLY, VLLM
 
 
 def num_ranks(engine: EngineSpec) -> int:
@@ -149,7 +149,7 @@ def engine_faults(kind: str, engine: EngineSpec) -> Iterator[EngineFault]:
         if getattr(engine, name) is not None
     }
     if kind not in STOCK:
-        for field in VLLM_ONLY:
+        for field in STOCK_ONLY:
             if field in flag_text:
                 yield EngineFault(
                     field, f"is for a stock engine, not {kind}", "leave it out, or set type: vllm"

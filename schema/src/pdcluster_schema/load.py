@@ -15,8 +15,8 @@ import yaml
 from pdcluster_schema.faults import Fault, InvalidObjectError, Location, unknown_fields, validated
 from pdcluster_schema.pdcluster import KIND, PDCluster, PDClusterSpec
 from pdcluster_schema.section import json_size, too_long
+from pdcluster_schema.stock_engine import STOCK_IMAGES
 from pdcluster_schema.values import MAX_SPEC_BYTES, SHORTEN_SPEC
-from pdcluster_schema.vllm_engine import STOCK_IMAGES
 
 _SPEC_BYTES = "specBytes"
 """Field in place of a spec that is too long."""

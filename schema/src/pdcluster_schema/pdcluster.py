@@ -37,15 +37,15 @@ from pdcluster_schema.sections import (
 )
 from pdcluster_schema.service import DiscoverySpec, ServiceSpec
 from pdcluster_schema.spec_rules import spec_rules
+from pdcluster_schema.stock_engine import SGLANG
 from pdcluster_schema.stock_rules import stock_fault
-from pdcluster_schema.values import PodTemplate, SizeOfSpec
-from pdcluster_schema.vllm_engine import SGLANG
-from pdcluster_schema.vllm_versions import (
+from pdcluster_schema.stock_versions import (
     published_version,
     tagged_version,
     unknown_sglang,
     unknown_version,
 )
+from pdcluster_schema.values import PodTemplate, SizeOfSpec
 from pdcluster_schema.workload import (
     MAX_GROUPED_NAME,
     MAX_WORKLOAD_NAME,

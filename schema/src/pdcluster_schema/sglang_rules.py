@@ -5,7 +5,7 @@ from typing import Any
 
 from pdcluster_schema.engine_rules import pods_per_replica
 from pdcluster_schema.section import Rule
-from pdcluster_schema.vllm_engine import SGLANG
+from pdcluster_schema.stock_engine import SGLANG
 
 
 def sglang_rules() -> Iterator[Rule]:

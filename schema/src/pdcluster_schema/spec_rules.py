@@ -22,9 +22,9 @@ from pdcluster_schema.section import Cel, Rule
 from pdcluster_schema.sections import COMPUTING, ROLES
 from pdcluster_schema.service import discovery_rules
 from pdcluster_schema.sglang_rules import sglang_rules
+from pdcluster_schema.stock_engine import PDCLUSTER_ONLY, STOCK_ONLY, VLLM
 from pdcluster_schema.stock_rules import front_end_rules, stock_rules
 from pdcluster_schema.values import is_label
-from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, VLLM, VLLM_ONLY
 from pdcluster_schema.workload import (
     MAX_GROUPED_NAME,
     MAX_WORKLOAD_NAME,
@@ -275,7 +275,7 @@ def _stock_engine_rules() -> Iterator[Cel]:
     ]
     ours, stock = (
         " || ".join(f"engine.?{field}.hasValue()" for field in fields)
-        for fields in (PDCLUSTER_ONLY, VLLM_ONLY)
+        for fields in (PDCLUSTER_ONLY, STOCK_ONLY)
     )
     for engine, path, type_of in sections:
         yield Cel(
@@ -286,8 +286,8 @@ def _stock_engine_rules() -> Iterator[Cel]:
         )
         yield Cel(
             f"[?{engine}].all(engine, !({stock}) || {type_of} != 'pdcluster')",
-            f"engine.{', '.join(VLLM_ONLY[:-1])} and {VLLM_ONLY[-1]} are for a stock engine: leave "
-            "them out, or set engine.type: vllm",
+            f"engine.{', '.join(STOCK_ONLY[:-1])} and {STOCK_ONLY[-1]} are for a stock engine: "
+            "leave them out, or set engine.type: vllm",
             path,
         )
     image = "(!has(self.roles.ROLE) || self.roles.ROLE.?engine.?image.hasValue())"

@@ -16,7 +16,7 @@ from pdcluster_schema.quantities import number_of
 from pdcluster_schema.section import Rule
 from pdcluster_schema.sections import COMPUTING
 from pdcluster_schema.sglang_rules import sglang_fault
-from pdcluster_schema.vllm_engine import VLLM
+from pdcluster_schema.stock_engine import VLLM
 from pdcluster_schema.vllm_flags import Flag, flags_of
 
 _STAGES = {

@@ -6,7 +6,7 @@ from typing import Any
 
 from pdcluster_schema.labels import CLUSTER, COMPONENT, ETCD, POOL, REVISION, ROLE, cluster_labels
 from pdcluster_schema.pdcluster import KIND
-from pdcluster_schema.vllm_engine import STOCK
+from pdcluster_schema.stock_engine import STOCK
 from pdcluster_schema.workload import WorkloadId
 
 Manifest = dict[str, Any]

@@ -13,7 +13,7 @@ from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.sections import PoolSpec
-from pdcluster_schema.vllm_engine import SGLANG, VLLM
+from pdcluster_schema.stock_engine import SGLANG, VLLM
 
 DEFAULT_COMMANDS = {VLLM: DEFAULT_COMMAND, SGLANG: ("python3", "-m", "sglang.launch_server")}
 

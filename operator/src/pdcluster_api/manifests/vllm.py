@@ -24,7 +24,7 @@ from pdcluster_schema.model import ModelSpec
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import HTTP_PORT, MASTER_PORT
 from pdcluster_schema.sections import PoolSpec
-from pdcluster_schema.vllm_engine import VLLM
+from pdcluster_schema.stock_engine import VLLM
 from pdcluster_schema.vllm_flags import flags_of
 
 DEFAULT_COMMAND = ("vllm", "serve")

@@ -39,8 +39,8 @@ from pdcluster_schema.ports import GRPC_PORT, HEAD_PORT, HTTP_PORT, KV_PORT, PIC
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.section import SpecSection
 from pdcluster_schema.sections import ENGINELESS, ROUTER, PoolSpec
-from pdcluster_schema.vllm_engine import VLLM
-from pdcluster_schema.vllm_versions import published_version
+from pdcluster_schema.stock_engine import VLLM
+from pdcluster_schema.stock_versions import published_version
 
 
 @dataclass(frozen=True)

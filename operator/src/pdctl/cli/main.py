@@ -10,7 +10,7 @@ import typer
 
 from pdcluster_schema.load import applied_fault
 from pdcluster_schema.revision import revision_of
-from pdcluster_schema.vllm_engine import SGLANG, VLLM
+from pdcluster_schema.stock_engine import SGLANG, VLLM
 from pdctl.cli.bench import app as bench
 from pdctl.cli.options import File, Files, load_file, load_files, reported
 from pdctl.cli.plan import plan_command

@@ -13,7 +13,7 @@ from pdcluster_api.errors import StartError
 from pdcluster_api.manifests.stock import DEFAULT_COMMANDS
 from pdcluster_api.manifests.vllm import VllmSettings
 from pdcluster_schema.faults import Fault, InvalidObjectError
-from pdcluster_schema.vllm_engine import STOCK
+from pdcluster_schema.stock_engine import STOCK
 from pdctl.local.plan import LocalPlan, ProcessSpec
 
 _CGROUP = Path("/sys/fs/cgroup")

@@ -9,9 +9,9 @@ from typing import Any
 
 from pdcluster_worker.config.engine import EngineConfig, VllmConfig
 from pdcluster_worker.config.worker import DiscoveryConfig, ModelConfig, TLSConfig, WorkerConfig
-from pdcluster_worker.serving.engines.vllm_child import VllmChild, VllmServer
+from pdcluster_worker.serving.engines.stock_child import StockChild, StockServer
 from tests.ports import free_ports
-from tests.worker.vllm_engine.fake_vllm import METRICS, Call, FakeVllm, fake_vllm
+from tests.worker.stock_engine.fake_vllm import METRICS, Call, FakeVllm, fake_vllm
 
 SHAPE = {
     "num_hidden_layers": 2,
@@ -49,8 +49,8 @@ def config(folder: Path, port: int, *command: str, size: int = 1, **more: Any) -
 
 
 @asynccontextmanager
-async def started(folder: Path, port: int, *command: str, **more: Any) -> AsyncIterator[VllmChild]:
-    (child,) = VllmServer(config(folder, port, *command, **more)).ranks
+async def started(folder: Path, port: int, *command: str, **more: Any) -> AsyncIterator[StockChild]:
+    (child,) = StockServer(config(folder, port, *command, **more)).ranks
     await child.start()
     try:
         yield child
@@ -70,7 +70,7 @@ async def warm_up(fake: FakeVllm, size: int = 1) -> list[Call]:
 
 
 @asynccontextmanager
-async def served(folder: Path, *command: str) -> AsyncIterator[tuple[FakeVllm, VllmChild]]:
+async def served(folder: Path, *command: str) -> AsyncIterator[tuple[FakeVllm, StockChild]]:
     """A child that is ready."""
     async with fake_vllm() as fake, started(folder, fake.port, *command) as child:
         fake.pages = pages()

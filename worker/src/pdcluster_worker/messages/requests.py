@@ -20,7 +20,7 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
 
     text: a schema; nothing of json_object; an expression that the whole answer matches; a JSON list
     of strings; EBNF with the rule `root`; JSON of a structural tag; what a stock engine's front end
-    says of it, for `vllm_engine.generate_api` alone.
+    says of it, for `stock_engine.generate_api` alone.
     """
 
     kind: ConstraintKind

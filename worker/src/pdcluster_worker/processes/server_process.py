@@ -42,11 +42,11 @@ from pdcluster_worker.serving.engines.headless_listener import HeadlessListener
 from pdcluster_worker.serving.engines.metrics import EngineMetrics
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.serving.worker_runtime import WorkerRuntime
+from pdcluster_worker.stock_engine.http import StockClient
 from pdcluster_worker.system.native_dtype import DType, dtype_of_device, log_speed
 from pdcluster_worker.system.nvidia import Gpus, GpuUse, read_report
 from pdcluster_worker.tracing.otel import close_tracing, start_tracing
 from pdcluster_worker.tracing.request_trace import RecentTraces
-from pdcluster_worker.vllm_engine.http import VllmClient
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ class ServerProcess:
         )
         worker.occupancy = lambda: self._occupancy(gpu)
         if self._config.model.frontend == "engine":
-            worker.front_end = VllmClient(self._config.engine.vllm.port)
+            worker.front_end = StockClient(self._config.engine.vllm.port)
         runtime = WorkerRuntime(
             self._config, self._identity, self._files.credentials, worker, http.unacked
         )

@@ -21,7 +21,7 @@ from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.processes.dp_board import create_board
 from pdcluster_worker.serving.engines.child import EngineChild
 from pdcluster_worker.serving.engines.group import Child, EngineGroup
-from pdcluster_worker.serving.engines.vllm_child import VllmServer
+from pdcluster_worker.serving.engines.stock_child import StockServer
 from pdcluster_worker.system.cpu_cores import wait_environment
 
 
@@ -67,7 +67,7 @@ def _engines(config_path: Path, config: WorkerConfig, identity: Identity) -> Eng
     engine = config.engine
     board = create_board(engine.data_parallel_size) if has_board(engine) else None
 
-    server = VllmServer(config) if engine.is_stock else None
+    server = StockServer(config) if engine.is_stock else None
 
     def new_child(rank: int) -> Child:
         if server is not None:

@@ -20,9 +20,9 @@ from pdcluster_worker.routing.attempts import PUSH_SECONDS, is_held
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.worker_context import WorkerContext
+from pdcluster_worker.stock_engine.front_end import PATHS, ask
+from pdcluster_worker.stock_engine.http import HttpFailedError
 from pdcluster_worker.tracing.request_trace import trace_migration, trace_prefill
-from pdcluster_worker.vllm_engine.front_end import PATHS, ask
-from pdcluster_worker.vllm_engine.http import HttpFailedError
 
 
 class PeerRequestHandler:

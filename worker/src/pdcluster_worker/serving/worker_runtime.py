@@ -33,8 +33,8 @@ from pdcluster_worker.serving.engines.engines import Engine
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.peer_handler import PeerRequestHandler
 from pdcluster_worker.serving.worker_context import WorkerContext
-from pdcluster_worker.vllm_engine.front_end import ASK_SECONDS, ask
-from pdcluster_worker.vllm_engine.http import HttpFailedError
+from pdcluster_worker.stock_engine.front_end import ASK_SECONDS, ask
+from pdcluster_worker.stock_engine.http import HttpFailedError
 
 logger = logging.getLogger(__name__)
 

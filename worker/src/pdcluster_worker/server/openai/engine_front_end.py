@@ -20,8 +20,8 @@ from pdcluster_worker.server.openai.own_front_end import completion_sampling_of
 from pdcluster_worker.server.schemas.chat_fields import NamedToolChoice
 from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest, Generate
 from pdcluster_worker.server.schemas.structured import constraint_of
-from pdcluster_worker.vllm_engine.front_end import CHAT, COMPLETIONS, DETOKENIZE
-from pdcluster_worker.vllm_engine.generate_api import structured
+from pdcluster_worker.stock_engine.front_end import CHAT, COMPLETIONS, DETOKENIZE
+from pdcluster_worker.stock_engine.generate_api import structured
 
 _CHAT_FIELDS = {
     *("messages", "tools", "parallel_tool_calls", "response_format"),

@@ -1,0 +1,54 @@
+"""Calls of vLLM's front end: its render, derender and token endpoints."""
+
+import asyncio
+
+from pdcluster_worker.errors import CONTEXT_LENGTH_EXCEEDED, ConfigError, RequestError
+from pdcluster_worker.stock_engine.http import HttpFailedError, StockClient
+from pdcluster_worker.stock_engine.responses import read_error
+
+CHAT, COMPLETIONS, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/detokenize"
+PATHS = (
+    *(f"{path}/{end}" for path in (CHAT, COMPLETIONS) for end in ("render", "derender")),
+    DETOKENIZE,
+)
+
+ASK_SECONDS = 60.0  # for the longest prompt
+
+_LENGTHS = ("input_text", "input_tokens")  # what vLLM names of a prompt that is too long
+MISSING = (403, 404, 405)
+
+
+async def ask(http: StockClient, path: str, body: bytes) -> bytes:
+    """Raises RequestError as vLLM refused it, or HttpFailedError."""
+    status, answer = await _post(http, path, body)
+    if status == 200:
+        return answer
+    error = read_error(status, answer)
+    if not error.is_refusal:
+        raise HttpFailedError(f"the engine answered {status} to {path}: {error}")
+    is_long = error.param in _LENGTHS
+    raise RequestError(
+        f"the engine refuses the request: {error}",
+        code=CONTEXT_LENGTH_EXCEEDED if is_long else None,
+        param=None if is_long else error.param,
+    )
+
+
+async def check_endpoints(http: StockClient, version: str) -> None:
+    """Raise ConfigError where vLLM has no such endpoints."""
+    for path in PATHS:
+        status, _ = await _post(http, path, b"{}")
+        if status in MISSING:
+            raise ConfigError(
+                f"model.frontend is engine, and vLLM {version} has no {path}: use an image of 0.30 "
+                "or newer, or leave model.frontend out"
+            )
+
+
+async def _post(http: StockClient, path: str, body: bytes) -> tuple[int, bytes]:
+    try:
+        async with asyncio.timeout(ASK_SECONDS), http.request("POST", path, body) as answer:
+            return answer.status, await answer.body()
+    except TimeoutError as e:
+        message = f"no answer to {path} in {ASK_SECONDS:g} s"
+        raise HttpFailedError(message, is_late=True) from e

@@ -1,1 +1,0 @@
-"""Adapter between our engine messages and a vLLM server over HTTP on loopback."""
