@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # check.sh [--fast]: format, lint, types, import directions, what tests import, words, sizes, duplicates, the chart's
-# copies and the reference.  Runs them all, then says which failed.  --fast leaves out types and import directions: seconds, not a minute.
+# copies and the reference.  Runs them all, then says which failed.  --fast leaves out types: seconds, not a minute.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,11 +22,10 @@ run format .venv/bin/ruff format --check .
 run lint .venv/bin/ruff check .
 slow types .venv/bin/mypy schema/src worker/src operator/src
 slow bench-types env MYPYPATH=bench:schema/src:worker/src:operator/src .venv/bin/mypy bench
-slow imports .venv/bin/lint-imports
+run imports .venv/bin/lint-imports
 run tests .venv/bin/python scripts/check_tests.py
 run words .venv/bin/python scripts/check_words.py
 run names .venv/bin/python scripts/check_names.py
-run cycles .venv/bin/python scripts/check_cycles.py
 run sizes .venv/bin/python scripts/check_sizes.py
 run duplicates .venv/bin/python scripts/check_duplicates.py
 run crds .venv/bin/python scripts/crds.py --check

@@ -114,7 +114,6 @@ CHECKS = {
     "tests": "python scripts/check_tests",
     "words": "python scripts/check_words",
     "names": "python scripts/check_names",
-    "cycles": "python scripts/check_cycles",
     "sizes": "python scripts/check_sizes",
     "duplicates": "python scripts/check_duplicates",
     "crds": "python scripts/crds",
@@ -122,7 +121,7 @@ CHECKS = {
     "reference": "python scripts/reference",
     "cli": "python scripts/cli_page",
 }
-SLOW = {"types", "bench-types", "imports"}
+SLOW = {"types", "bench-types"}
 
 
 @pytest.mark.parametrize(("options", "left_out"), [((), set()), (("--fast",), SLOW)])

@@ -147,25 +147,3 @@ def test_copies_are_seen_through_comments_blanks_and_spacing(tmp_path: Path) -> 
     write(tmp_path, {"a.py": f"def a():\n{body(10)}", "b.py": f"class B:\n  def b():\n{loose}"})
 
     assert run_script("check_duplicates.py", tmp_path).returncode == 1
-
-
-def test_a_tree_without_a_circle_passes(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("import os\nfrom b import name\n")
-    (tmp_path / "b.py").write_text("name = 1\n")
-
-    result = run_script("check_cycles.py", tmp_path)
-
-    assert (result.stdout, result.returncode) == ("check_cycles: 2 files, no circle\n", 0)
-
-
-def test_files_that_import_each_other_fail(tmp_path: Path) -> None:
-    (tmp_path / "rooms").mkdir()
-    (tmp_path / "rooms" / "__init__.py").write_text("from rooms import a\n")
-    (tmp_path / "rooms" / "a.py").write_text("def late():\n    from b import name\n")
-    (tmp_path / "b.py").write_text("import rooms\n")
-
-    result = run_script("check_cycles.py", tmp_path)
-
-    assert result.returncode == 1
-    assert "rooms.a" in result.stdout
-    assert "b" in result.stdout

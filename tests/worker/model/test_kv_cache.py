@@ -15,7 +15,7 @@ from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import DeviceKVCache, KVCache
 from pdcluster_worker.model.kv_size import block_num_bytes
 from pdcluster_worker.model.memory import reserve_shared
-from pdcluster_worker.model.parallel.rank_layout import ParallelRank
+from pdcluster_worker.model.rank_layout import ParallelRank
 
 GEOMETRY = KVGeometry(num_kv_heads=3, head_dim=8, num_layers=2, block_size=4, dtype="bfloat16")
 # see `make gpu-run`

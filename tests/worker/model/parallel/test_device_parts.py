@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from pdcluster_worker.messages.facts import KVGeometry
+from pdcluster_worker.model import rank_layout as place_module
 from pdcluster_worker.model.kv_cache import KVCache
-from pdcluster_worker.model.parallel import rank_layout as place_module
 from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache, rank_cache
-from pdcluster_worker.model.parallel.rank_layout import ParallelRank
+from pdcluster_worker.model.rank_layout import ParallelRank
 
 GEOMETRY = KVGeometry(num_kv_heads=4, head_dim=8, num_layers=3, block_size=4, dtype="bfloat16")
 CPU = torch.device("cpu")

@@ -20,8 +20,8 @@ from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.loading.loader import load_model
-from pdcluster_worker.model.parallel.rank_layout import ParallelRank
 from pdcluster_worker.model.parallel.ranks_loader import open_ranks
+from pdcluster_worker.model.rank_layout import ParallelRank
 from pdcluster_worker.model.runner_loader import open_runner
 from pdcluster_worker.model.step_plan import StepLimits
 

@@ -18,7 +18,7 @@ from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.memory import attach, reserve_shared
 from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.parallel.control import PlanSlots
-from pdcluster_worker.model.parallel.rank_layout import ParallelRank, check_divides
+from pdcluster_worker.model.rank_layout import ParallelRank, check_divides
 from pdcluster_worker.model.step_plan import (
     NO_SLOT,
     StepLimits,

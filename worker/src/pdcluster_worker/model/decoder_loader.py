@@ -25,7 +25,7 @@ from pdcluster_worker.model.ops.operations import (
     Packed,
 )
 from pdcluster_worker.model.ops.reference import Reference
-from pdcluster_worker.model.parallel.rank_layout import ONE_RANK, ParallelRank
+from pdcluster_worker.model.rank_layout import ONE_RANK, ParallelRank
 from pdcluster_worker.model.step_plan import StepLimits
 from pdcluster_worker.system.process import keep_freed_memory
 

@@ -21,7 +21,7 @@ from pdcluster_worker.model.kv_size import (
 )
 from pdcluster_worker.model.loading.loader import DTYPES
 from pdcluster_worker.model.memory import attach, reserve_private
-from pdcluster_worker.model.parallel.rank_layout import ONE_RANK, ParallelRank
+from pdcluster_worker.model.rank_layout import ONE_RANK, ParallelRank
 from pdcluster_worker.system.cgroups import memory_limit
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import CacheSizes, DeviceKVCache, device_memory
 from pdcluster_worker.model.kv_size import blocks_that_fit, device_blocks, tensor_size
 from pdcluster_worker.model.loading.loader import DTYPES
-from pdcluster_worker.model.parallel.rank_layout import ParallelRank
+from pdcluster_worker.model.rank_layout import ParallelRank
 
 # as `UntypedStorage._share_cuda_` gives it
 _Handle = tuple[int, bytes, int, int, bytes, int, bytes, bool]

@@ -16,7 +16,7 @@ from torch import Tensor
 from pdcluster_schema.text import one_line
 from pdcluster_worker.engine.ports import EngineBrokenError
 from pdcluster_worker.model.ops.operations import Group
-from pdcluster_worker.model.parallel.rank_layout import ParallelRank
+from pdcluster_worker.model.rank_layout import ParallelRank
 
 _distributed: Any = distributed  # its classes have few types
 

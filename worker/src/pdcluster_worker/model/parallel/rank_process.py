@@ -20,7 +20,7 @@ from pdcluster_worker.model.memory import attach, release_library_pages
 from pdcluster_worker.model.parallel import control as wire
 from pdcluster_worker.model.parallel.device_parts import handle_of, rank_cache
 from pdcluster_worker.model.parallel.group import RankGroup, rank_device
-from pdcluster_worker.model.parallel.rank_layout import ParallelRank
+from pdcluster_worker.model.rank_layout import ParallelRank
 from pdcluster_worker.model.step_plan import StepLimits
 from pdcluster_worker.system.process import trim_memory
 

@@ -23,7 +23,7 @@ from pdcluster_worker.engine.ports import EngineBrokenError
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.memory import attach, reserve_shared
 from pdcluster_worker.model.parallel import control as wire
-from pdcluster_worker.model.parallel.rank_layout import ParallelRank
+from pdcluster_worker.model.rank_layout import ParallelRank
 from pdcluster_worker.model.step_plan import StepLimits, StepPlan
 from pdcluster_worker.system.cgroups import available_threads
 

@@ -22,8 +22,8 @@ from pdcluster_worker.model.parallel.device_parts import (
     rank_cache,
 )
 from pdcluster_worker.model.parallel.group import RankGroup, rank_device
-from pdcluster_worker.model.parallel.rank_layout import PIPELINE_FIELD, TENSOR_FIELD, check_divides
 from pdcluster_worker.model.parallel.ranks import RankProcesses
+from pdcluster_worker.model.rank_layout import PIPELINE_FIELD, TENSOR_FIELD, check_divides
 from pdcluster_worker.model.step_plan import StepLimits, StepPlan, plan_parts
 from pdcluster_worker.system.cgroups import memory_limit
 
