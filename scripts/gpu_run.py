@@ -11,11 +11,10 @@ Exits 2 where there is no GPU, 1 where a part failed.
 
 import argparse
 import json
-import lzma
 import os
-import shutil
 import subprocess
 import sys
+import tarfile
 import time
 import zipfile
 from dataclasses import dataclass
@@ -45,6 +44,7 @@ ALL = (
     Part("engine", 120),
     Part("sampling", 60),
     Part("transfer", 100),
+    Part("servers", 240),
     Part("attention", 120),
     Part("kernels", 60),
 )
@@ -108,11 +108,9 @@ def _unpack(options: argparse.Namespace) -> None:
     """The pack's wheels and libraries into a folder of this run."""
     for wheel in (options.pack / "wheels").glob("*.whl"):
         zipfile.ZipFile(wheel).extractall(options.out / "site")
-    for archive in (options.pack / "fa3").glob("*.xz"):
-        target = options.out / "site" / archive.stem
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with lzma.open(archive) as packed, target.open("wb") as unpacked:
-            shutil.copyfileobj(packed, unpacked)
+    for archive in options.pack.glob("*.tar.xz"):
+        with tarfile.open(archive) as packed:
+            packed.extractall(options.out / "site", filter="data")
 
 
 def _start(part: Part, options: argparse.Namespace) -> Started:
