@@ -107,6 +107,7 @@ class PlanApplier:
             rewrite=tls.rewrite,
             leave=[name for workload in unrenderable for name in objects_of(workload, live)],
             foreground=worker_sets(live) if plan.ends_first else (),
+            settled=session.settled,
         )
         needed = [action for action in await in_slices(compared) if action is not None]
         actions, conflicting = session.write_conflicts.sift(needed, live.children)

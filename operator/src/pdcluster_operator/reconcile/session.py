@@ -16,6 +16,7 @@ from pdcluster_operator.reconcile.etcd_view import POLL_SECONDS, EtcdView
 from pdcluster_operator.reconcile.pod_faults import PodFaults
 from pdcluster_operator.reconcile.verification import VerificationRunner
 from pdcluster_operator.reconcile.write_conflicts import WriteConflicts
+from pdcluster_operator.writes.actions import ObjectName
 
 # Upper bound between full comparisons, in case the fingerprint misses an input
 MAX_SECONDS = 3600.0
@@ -93,6 +94,7 @@ class Session:
     autoscaling: Autoscaling
     verification: VerificationRunner
     write_conflicts: WriteConflicts = field(default_factory=WriteConflicts)
+    settled: dict[ObjectName, bytes] = field(default_factory=dict)  # as `compare` keeps it
     # of the object that it is about; another one of its name begins with none of it
     uid: str | None = None
     failures: tuple[WriteFailure, ...] = ()  # refused writes of the last reconcile

@@ -2,6 +2,7 @@
 reference to the PDCluster's uid; an object of our name without it is never touched.
 """
 
+import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, MAKE_PODS, ApplyStrategy, kind_name
 from pdcluster_operator.writes.actions import POSITIONS, Action, ObjectName, Verb
 from pdcluster_operator.writes.drift import Manifest, has_drifted, prepared, stamped
+from pdcluster_schema.quick_json import encoded
 
 
 def compare(
@@ -19,6 +21,7 @@ def compare(
     rewrite: Collection[ObjectName] = (),
     leave: Collection[ObjectName] = (),
     foreground: Collection[ObjectName] = (),
+    settled: dict[ObjectName, bytes] | None = None,
 ) -> Iterator[Action | None]:
     """Actions that turn the live children of a PDCluster into the desired ones.
 
@@ -29,6 +32,8 @@ def compare(
     rewrite:   Secrets that are to be written again though they exist
     leave:     what stays as it is though it is not among the desired ones
     foreground: objects to delete in the foreground, if they are deleted
+    settled:   what was as it should be, by digests of both: it is not compared again; kept up to
+               date here
     Raises ValueError for a desired manifest of a kind that `kinds.CHILDREN` does not have.
     """
     by_name = {_name_of(manifest): manifest for manifest in desired}
@@ -37,19 +42,37 @@ def compare(
         kinds = ", ".join(unknown)
         raise ValueError(f"no rule for children of kind {kinds}: add it to apiserver/kinds.py")
     found = {_name_of(body): body for body in live}
+    settled = {} if settled is None else settled
+    for name in settled.keys() - by_name.keys():
+        del settled[name]
     unwanted = [
         body
         for name, body in sorted(found.items(), key=_for_deletion)
         if name not in by_name and name not in leave
     ]
     for name, manifest in sorted(by_name.items(), key=_by_kind):
+        pair = b"" if name in rewrite else _digest(manifest, found.get(name))
+        if pair and settled.get(name) == pair:
+            yield None
+            continue
         body: Manifest = prepared(manifest)
         if CHILD_OF_NAME[name.kind].strategy is not ApplyStrategy.REQUEST:
             body = stamped(body)
-        yield decide(body, found.get(name), rewrite=name in rewrite)
+        action = decide(body, found.get(name), rewrite=name in rewrite)
+        if action is None:
+            settled[name] = pair
+        yield action
     for body in unwanted:
         if _may_go(body, owner_uid):
             yield _deletion(body, foreground=_name_of(body) in foreground)
+
+
+def _digest(desired: Manifest, live: Manifest | None) -> bytes:
+    """Digest of a desired object and the version of a live one; empty = that has none."""
+    metadata = live["metadata"] if live is not None else {}
+    if not (version := metadata.get("resourceVersion")):
+        return b""
+    return hashlib.sha256(encoded((metadata.get("uid"), version, desired))).digest()
 
 
 def decide(desired: Manifest, live: Manifest | None, *, rewrite: bool = False) -> Action | None:

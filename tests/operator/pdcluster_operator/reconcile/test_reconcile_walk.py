@@ -72,6 +72,8 @@ async def test_children_are_made_then_the_status_is_written_then_nothing(walk: W
     for _ in range(3):
         _, writes = await walk.one()
     assert writes == []
+    (session,) = walk.controller._sessions
+    assert {name.kind for name in session.settled} >= {"StatefulSet", "Service", "PDPoolScaler"}
 
 
 async def test_a_reconcile_enters_few_files_of_the_operator(walk: Walk):

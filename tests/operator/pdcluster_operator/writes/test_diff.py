@@ -265,3 +265,35 @@ def test_converge_writes_a_request_and_what_was_seen_together():
         "metadata": {"annotations": {SEEN_REPLICAS: "3"}},
         "spec": {"replicas": 3},
     }
+
+
+def test_what_was_as_it_should_be_is_compared_again_only_after_a_change():
+    old, new = objects.config_map(OWNER), objects.config_map(OWNER, "new")
+    same, settled = as_applied(old), dict[ObjectName, bytes]()
+    assert verbs([old], [same], settled=settled) == []
+    drifted = {**same, "metadata": {**same["metadata"], "managedFields": []}}
+    assert verbs([old], [drifted], settled=settled) == []  # no object changes without its version
+    applied = [(Verb.APPLY, "ConfigMap chat-policy")]
+    assert verbs([new], [same], settled=settled) == applied
+    for mark in ({"resourceVersion": "8"}, {"uid": "another"}):
+        changed = {**drifted, "metadata": {**drifted["metadata"], **mark}}
+        for _ in range(2):  # what was found to differ is not settled
+            assert verbs([old], [changed], settled=settled) == applied
+
+
+def test_a_secret_that_is_to_be_written_again_is_never_settled():
+    body, settled = as_applied(objects.secret(OWNER)), dict[ObjectName, bytes]()
+    new = {**objects.secret(OWNER), "stringData": {"tls.crt": "newer"}}
+    name = ObjectName("Secret", "chat-tls")
+    assert verbs([new], [body], settled=settled) == []
+    assert verbs([new], [body], settled=settled, rewrite=[name]) == [
+        (Verb.APPLY, "Secret chat-tls")
+    ]
+
+
+def test_objects_that_are_not_desired_any_more_are_forgotten():
+    settled = dict[ObjectName, bytes]()
+    diff(UID, [objects.config_map(OWNER)], [as_applied(objects.config_map(OWNER))], settled=settled)
+    assert [name.kind for name in settled] == ["ConfigMap"]
+    diff(UID, [], [], settled=settled)
+    assert settled == {}
