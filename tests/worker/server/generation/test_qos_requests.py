@@ -27,50 +27,6 @@ async def test_priority_is_a_name_or_a_number(rig, http, requested, number):
     assert rig.backend.calls[0][0][0].priority == number
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "words"),
-    [
-        (
-            {"priority": "urgent"},
-            "priority",
-            "must be high, normal, low or a whole number from -1000 to 1000",
-        ),
-        ({"priority": True}, "priority", "must be high, normal, low"),
-        ({"priority": 1.5}, "priority", "must be high, normal, low"),
-        ({"priority": 1001}, "priority", "from -1000 to 1000"),
-        ({"priority": "high"}, "priority", "set qos.allowClientPriority"),
-        ({"pdcluster": {"ttft_slo_ms": 0}}, "pdcluster.ttft_slo_ms", "greater than 0"),
-        ({"pdcluster": {"tpot_slo_ms": -1}}, "pdcluster.tpot_slo_ms", "greater than 0"),
-        (
-            {"pdcluster": {"ttft_slo_ms": 1e9}},
-            "pdcluster.ttft_slo_ms",
-            "less than or equal to 3600000",
-        ),
-        ({"pdcluster": {"deadline_ms": 0}}, "pdcluster.deadline_ms", "greater than 0"),
-        (
-            {"pdcluster": {"deadline_ms": 1e9}},
-            "pdcluster.deadline_ms",
-            "less than or equal to 86400000",
-        ),
-        (
-            {"pdcluster": {"deadline_ms": 500}},
-            "pdcluster.deadline_ms",
-            "set qos.estimation.allowClientDeadline",
-        ),
-        ({"pdcluster": {"ttft_slo_ms": "fast"}}, "pdcluster.ttft_slo_ms", "valid number"),
-    ],
-)
-async def test_wrong_values_are_refused_with_the_field_and_the_limit(
-    rig, http, fields, param, words
-):
-    response = await http.post(CHAT, json=BODY | fields)
-    error = response.json()["error"]
-
-    assert (response.status_code, error["param"]) == (400, param)
-    assert words in error["message"]
-    assert rig.backend.calls == []
-
-
 async def test_objectives_and_a_deadline_travel_with_the_request_and_count_from_its_arrival(rig):
     rig.policy = rig.policy.model_copy(
         update={"estimation": EstimationSpec(allow_client_deadline=True)}

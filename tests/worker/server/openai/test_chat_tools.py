@@ -81,50 +81,6 @@ def form_of(rig: Rig) -> dict:
     return json.loads(constraint(rig).text)["format"]
 
 
-async def streamed(client: openai.AsyncOpenAI, **fields) -> tuple[list[dict], dict]:
-    """The calls as a client joins them by index, and the last choice."""
-    calls: list[dict] = []
-    last, text, reasoning = None, "", ""
-    async for chunk in await ask(client, stream=True, **fields):
-        choice = chunk.choices[0]
-        text += choice.delta.content or ""
-        reasoning += getattr(choice.delta, "reasoning_content", None) or ""
-        assert getattr(choice.delta, "reasoning", None) == getattr(
-            choice.delta, "reasoning_content", None
-        )
-        for call in choice.delta.tool_calls or ():
-            if call.index == len(calls):
-                calls.append({"id": call.id, "name": call.function.name, "arguments": ""})
-                assert call.type == "function"
-            else:
-                assert (call.id, call.function.name) == (None, None)
-            calls[call.index]["arguments"] += call.function.arguments
-        last = choice.finish_reason or last
-    return calls, {"finish_reason": last, "content": text, "reasoning": reasoning}
-
-
-async def test_calls_are_answered_whole(rig, client):
-    rig.say(f"Let me look.\n{HERMES_PARIS}\n{HERMES_NOW}")
-    reply = await ask(client, tools=TOOLS)
-    message = reply.choices[0].message
-
-    assert [
-        (call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls
-    ] == [("get_weather", {"city": "Paris"}), ("now", {})]
-    assert len({call.id for call in message.tool_calls}) == 2
-    assert all(call.id.startswith("call_") for call in message.tool_calls)
-    assert (message.content, reply.choices[0].finish_reason) == ("Let me look.", "tool_calls")
-    assert '"get_weather"' in rig.prompt()
-    assert constraint(rig) is None
-
-
-async def test_calls_alone_have_null_content(rig, client):
-    rig.say(HERMES_NOW)
-    reply = await ask(client, tools=TOOLS)
-
-    assert reply.choices[0].message.content is None
-
-
 @pytest.mark.parametrize(("stop", "num_pieces"), [(None, 5), ("never", 1)])
 async def test_arguments_of_a_call_that_is_held_to_its_form_come_in_pieces(
     rig, client, stop, num_pieces
@@ -148,16 +104,6 @@ async def test_arguments_of_a_call_that_is_held_to_its_form_come_in_pieces(
     ]
     assert json.loads("".join(pieces)) == {"city": "Paris"}
     assert whole.choices[0].finish_reason == "tool_calls"
-
-
-async def test_a_malformed_call_is_text(rig, client):
-    rig.say('<tool_call>{"name": "get_weather", "arguments": }</tool_call>')
-    reply = await ask(client, tools=TOOLS)
-    calls, rest = await streamed(client, tools=TOOLS)
-
-    assert reply.choices[0].message.tool_calls is None
-    assert reply.choices[0].message.content.startswith("<tool_call>")
-    assert (reply.choices[0].finish_reason, calls, rest["finish_reason"]) == ("stop", [], "stop")
 
 
 async def test_choices_have_calls_of_their_own_with_logprobs_and_usage(rig, client):
@@ -184,47 +130,6 @@ async def test_choices_have_calls_of_their_own_with_logprobs_and_usage(rig, clie
     ] == ["tool_calls"] * 2
 
 
-async def test_tools_that_are_not_to_be_used_are_not_shown(rig, client):
-    rig.say(HERMES_NOW)
-    reply = await ask(client, tools=TOOLS, tool_choice="none")
-
-    assert reply.choices[0].message.content == HERMES_NOW
-    assert "get_weather" not in rig.prompt()
-
-
-async def test_required_calls_are_constrained_and_come_in_pieces(rig, client):
-    rig.say(
-        '[{"name": "get_weather", "parameters": {"city": "Paris"}}, {"name": "now", "parameters": '
-        "{}}]"
-    )
-    reply = await ask(client, tools=TOOLS, tool_choice="required", stop="Paris")
-    form = form_of(rig)
-    calls, rest = await streamed(client, tools=TOOLS, tool_choice="required")
-
-    assert [call["arguments"] for call in calls] == [
-        call.function.arguments for call in reply.choices[0].message.tool_calls
-    ]
-    assert [call["arguments"] for call in calls] == ['{"city": "Paris"}', "{}"]
-    assert reply.choices[0].finish_reason == "tool_calls"
-    assert rest == {"finish_reason": "tool_calls", "content": "", "reasoning": ""}
-    assert [tag["begin"] for tag in form["elements"][1]["tags"]] == [
-        '{"name": "get_weather", "parameters": ',
-        '{"name": "now", "parameters": ',
-    ]
-    assert form["elements"][1]["at_least_one"]
-    assert not form["elements"][1]["stop_after_first"]
-
-
-async def test_what_an_engine_says_of_a_tools_schema_names_the_tools(rig, client):
-    rig.backend.error = RequestError(
-        "#/properties/x: no text at all fits it", param=CONSTRAINT_PARAM
-    )
-    with pytest.raises(openai.BadRequestError, match="tools: #/properties/x") as caught:
-        await ask(client, tools=TOOLS, tool_choice="required")
-
-    assert caught.value.body["param"] == "tools"
-
-
 async def test_an_engines_error_of_a_format_with_tools_names_the_format(rig, client):
     rig.backend.error = RequestError(
         "#/properties/x: no text at all fits it", param=CONSTRAINT_PARAM
@@ -243,23 +148,15 @@ async def test_one_required_call_where_parallel_ones_are_off(rig, client):
     assert form_of(rig)["elements"][1]["stop_after_first"]
 
 
-async def test_a_named_call_is_constrained_by_its_parameters_and_ends_by_stop(rig, client):
-    rig.say('{"city": "Paris"}')
+async def test_a_named_call_is_constrained_by_its_parameters(rig, client):
     choice = {"type": "function", "function": {"name": "get_weather"}}
-    reply = await ask(client, tools=TOOLS, tool_choice=choice)
-    calls, rest = await streamed(client, tools=TOOLS, tool_choice=choice)
-    call = reply.choices[0].message.tool_calls[0]
+    await ask(client, tools=TOOLS, tool_choice=choice)
 
     assert form_of(rig) == {
         "type": "json_schema",
         "json_schema": WEATHER["function"]["parameters"],
         "max_whitespace_cnt": 1,
     }
-    assert (call.function.name, call.function.arguments) == ("get_weather", '{"city": "Paris"}')
-    assert (reply.choices[0].finish_reason, rest["finish_reason"]) == ("stop", "stop")
-    assert [(call["name"], call["arguments"]) for call in calls] == [
-        ("get_weather", '{"city": "Paris"}')
-    ]
 
 
 async def test_a_strict_tool_is_constrained_where_the_model_decides(rig, client):
@@ -321,122 +218,6 @@ def with_call(**function) -> list[dict]:
     return [*ASK, {**CALLED, "tool_calls": [call]}]
 
 
-def with_function(**fields) -> dict:
-    return {"tools": [{"type": "function", "function": {"name": "f", **fields}}]}
-
-
-def kwargs(values: dict) -> dict:
-    return {"extra_body": {"chat_template_kwargs": values}}
-
-
-def said(*messages: dict) -> dict:
-    return {"messages": [*messages]}
-
-
-@pytest.mark.parametrize(
-    ("fields", "fault"),
-    [
-        ({"tools": [NOW, WEATHER, NOW]}, "tools[2].function.name: names an earlier tool too"),
-        (
-            {"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "x"}}},
-            "tool_choice.function.name: use one of now",
-        ),
-        ({"tool_choice": "required"}, "tool_choice: there are no tools"),
-        ({"tools": [NOW], "tool_choice": "any"}, "tool_choice: must be none, auto, required or"),
-        (
-            {"tools": [NOW], "tool_choice": {"type": "function"}},
-            "tool_choice: must be none, auto, required or",
-        ),
-        ({"tools": [{"type": "retrieval"}]}, "tools[0].type: 'function'"),
-        (with_function(name="a b"), "tools[0].function.name: pattern"),
-        (with_function(name="x" * 129), "tools[0].function.name: at most 128"),
-        ({"tools": [NOW] * 129}, "tools: at most 128"),
-        (
-            with_function(parameters={"type": "array"}),
-            "tools[0].function.parameters: type: must be object",
-        ),
-        (
-            with_function(parameters={"properties": {"x": {"type": "int"}}}),
-            "tools[0].function.parameters: properties.x.type",
-        ),
-        (
-            with_function(parameters={"properties": []}),
-            "tools[0].function.parameters: properties: must be an object",
-        ),
-        (
-            with_function(parameters={"required": "x"}),
-            "tools[0].function.parameters: required: must be a list",
-        ),
-        (
-            with_function(parameters={"properties": {"x": {"enum": []}}}),
-            "tools[0].function.parameters: enum: must be",
-        ),
-        (
-            with_function(parameters={"properties": {"x": {"anyOf": []}}}),
-            "tools[0].function.parameters: anyOf: must be",
-        ),
-        (
-            with_function(parameters={"properties": {"x": 3}}),
-            "tools[0].function.parameters: properties.x: must be a schema",
-        ),
-        (
-            said(*ASK, {"role": "tool", "content": "x"}),
-            "messages[1].tool_call_id: is required for role tool",
-        ),
-        (
-            said(*ASK, {"role": "tool", "content": "x", "tool_call_id": "b"}),
-            "messages[1].tool_call_id: no earlier message",
-        ),
-        (
-            said({"role": "user", "content": "x", "tool_call_id": "b"}),
-            "messages[0].tool_call_id: belongs to role tool",
-        ),
-        (said({**CALLED, "role": "user"}), "messages[0].tool_calls: are made by role assistant"),
-        (said({"role": "user", "content": None}), "messages[0].content: is required for role user"),
-        (
-            said(*ASK, CALLED, {"role": "tool", "tool_call_id": "a"}),
-            "messages[2].content: is required for role tool",
-        ),
-        ({"extra_body": {"functions": [{"name": "f"}]}}, "functions: use tools"),
-        ({"extra_body": {"function_call": {"name": "f"}}}, "function_call: use tool_choice"),
-        (
-            {"extra_body": {"continue_final_message": True}},
-            "continue_final_message: must be text of role assistant",
-        ),
-        (
-            {"extra_body": {"continue_final_message": True, "add_generation_prompt": True}},
-            "continue_final_message: give one of the two",
-        ),
-        (kwargs({"messages": []}), "chat_template_kwargs: 'messages' has a field of its own"),
-        (kwargs({"a b": 1}), "chat_template_kwargs: names must be words"),
-        (kwargs({"x": "y" * 20_000}), "chat_template_kwargs: at most 16384"),
-        (kwargs({f"x{i}": 1 for i in range(33)}), "chat_template_kwargs: at most 32"),
-        (
-            {"extra_body": {"thinking_token_budget": 5}},
-            "thinking_token_budget: not known to reason",
-        ),
-        (
-            {"extra_body": {"thinking_token_budget": -1}},
-            "thinking_token_budget: greater than or equal to 0",
-        ),
-        ({"reasoning_effort": "huge"}, "reasoning_effort: 'xhigh'"),
-    ],
-)
-async def test_what_does_not_fit_is_refused_by_name(client, fields, fault):
-    param, words = fault.split(": ", 1)
-    with pytest.raises(openai.BadRequestError) as caught:
-        await ask(client, **fields)
-
-    assert caught.value.body["param"] == param
-    assert words in caught.value.body["message"]
-
-
-async def test_a_template_without_tools_is_a_clear_refusal(rig):
-    async with client_of(rig, "{{ messages[0].content }}") as client:
-        with pytest.raises(openai.BadRequestError, match=r"no place for tools.*chatTemplate"):
-            await ask(client, tools=TOOLS)
-
-
 UNKNOWN = "{{ tools }}{{ messages[0].content }}"
 
 
@@ -477,18 +258,6 @@ async def test_a_format_with_calls_that_are_no_text_is_refused(rig, parser):
             await ask(client, tools=TOOLS, response_format={"type": "json_object"})
 
 
-async def test_reasoning_has_a_field_of_its_own(rig, thinker):
-    rig.say("<think>\nHm.\n</think>\n\nYes.")
-    reply = await ask(thinker)
-    calls, rest = await streamed(thinker)
-    message = reply.choices[0].message
-
-    assert (message.content, message.reasoning_content, message.reasoning) == ("Yes.", "Hm.", "Hm.")
-    assert rest == {"finish_reason": "stop", "content": "Yes.", "reasoning": "Hm."}
-    assert reply.usage.completion_tokens_details.reasoning_tokens == len("\nHm.\n</think>")
-    assert calls == []
-
-
 async def test_settings_of_the_template_reach_it(rig, thinker):
     rig.say("Yes.")
     await ask(
@@ -521,49 +290,12 @@ async def test_a_budget_where_nothing_is_thought_constrains_nothing(rig, thinker
     assert constraint(rig) is None
 
 
-@pytest.mark.parametrize(
-    ("requested", "form"),
-    [
-        (
-            {"response_format": {"type": "json_object"}},
-            {"type": "json_schema", "json_schema": {"type": "object"}},
-        ),
-        (
-            {"extra_body": {"guided_json": {"type": "object"}}},
-            {"type": "json_schema", "json_schema": {"type": "object"}},
-        ),
-        ({"extra_body": {"guided_regex": "a+"}}, {"type": "regex", "pattern": "a+"}),
-        (
-            {"extra_body": {"guided_grammar": 'root ::= "a"'}},
-            {"type": "grammar", "grammar": 'root ::= "a"'},
-        ),
-        (
-            {"extra_body": {"guided_choice": ["a", "b"]}},
-            {
-                "type": "or",
-                "elements": [
-                    {"type": "const_string", "value": "a"},
-                    {"type": "const_string", "value": "b"},
-                ],
-            },
-        ),
-        (
-            {
-                "response_format": {
-                    "type": "structural_tag",
-                    "format": {"type": "const_string", "value": "a"},
-                }
-            },
-            {"type": "const_string", "value": "a"},
-        ),
-    ],
-)
-async def test_the_form_of_an_answer_counts_after_its_reasoning(rig, thinker, requested, form):
-    await ask(thinker, **requested)
-    elements = form_of(rig)["elements"]
+async def test_the_form_of_an_answer_counts_after_its_reasoning(rig, thinker):
+    await ask(thinker, response_format={"type": "json_object"})
+    reasoning, *_, form = form_of(rig)["elements"]
 
-    assert elements[0]["type"] == "optional"
-    assert elements[-1] == form
+    assert reasoning["type"] == "optional"
+    assert form == {"type": "json_schema", "json_schema": {"type": "object"}}
 
 
 async def test_a_structural_tag_that_is_none_is_refused_where_it_has_to_be_joined(rig, thinker):
@@ -571,15 +303,6 @@ async def test_a_structural_tag_that_is_none_is_refused_where_it_has_to_be_joine
         await ask(
             thinker, extra_body={"structured_outputs": {"structural_tag": '{"structures": []}'}}
         )
-
-
-async def test_an_answer_goes_on_with_the_last_message(rig, client):
-    rig.say(" is Paris")
-    messages = [*ASK, {"role": "assistant", "content": "The city "}]
-    reply = await ask(client, messages=messages, extra_body={"continue_final_message": True})
-
-    assert rig.prompt().endswith("<|im_start|>assistant\nThe city ")
-    assert reply.choices[0].message.content == " is Paris"
 
 
 async def test_an_answer_goes_on_within_its_reasoning(rig, thinker):
@@ -612,28 +335,6 @@ async def test_reasoning_of_the_history_reaches_the_template(rig, thinker):
         messages = [*ASK, {"role": "assistant", "content": "Yes.", name: "Hm."}, *ASK]
         await ask(thinker, messages=messages)
         assert "<think>Hm.</think>" in rig.prompt()
-
-
-async def test_arguments_take_the_types_of_a_referred_schema(rig, client, model_folder):
-    rig.tokenizer = Tokenizer.load(model_folder, "chatml-tools")
-    parameters = {
-        "type": "object",
-        "$defs": {"L": {"type": "integer"}},
-        "properties": {"x": {"$ref": "#/$defs/L"}},
-    }
-    function = {"name": "pick", "parameters": parameters, "strict": True}
-    fields = {"tools": [{"type": "function", "function": function}]}
-    rig.say(
-        "<tool_call>\n<function=pick>\n<parameter=x>\n\n1\n</parameter>\n</function>\n</tool_call>"
-    )
-    async with client_of(
-        rig, rig.tokenizer.chat_template.tool_source, tools="qwen3_coder"
-    ) as coder:
-        reply = await ask(coder, **fields)
-        calls, _ = await streamed(coder, **fields)
-
-    assert [call.function.arguments for call in reply.choices[0].message.tool_calls] == ['{"x": 1}']
-    assert [call["arguments"] for call in calls] == ['{"x": 1}']
 
 
 @pytest.mark.parametrize("arguments", ['{"name": "', "{x}", '{"x": "\\ud800"}', "[1]", '"a"'])
@@ -698,11 +399,9 @@ async def test_a_format_of_the_text_changes_nothing_in_calls_that_are_forced(
     await ask(client, **fields)
     alone = constraint(rig)
     reply = await ask(client, response_format=form, **fields)
-    calls, _ = await streamed(client, response_format=form, **fields)
 
     assert constraint(rig) == alone
     assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["now"]
-    assert [call["name"] for call in calls] == ["now"]
     rig.backend.error = RequestError("cannot be compiled", param=CONSTRAINT_PARAM)
     with pytest.raises(openai.BadRequestError, match="tools: cannot be compiled"):
         await ask(client, response_format=form, **fields)
@@ -713,16 +412,7 @@ async def test_a_call_in_reasoning_that_is_never_closed_is_answered(rig, client)
     rig.say(f"<think>They want the time.\n{HERMES_NOW}")
     async with client_of(rig, source, reasoning="qwen3") as thinker:
         reply = await ask(thinker, tools=TOOLS)
-        calls, rest = await streamed(thinker, tools=TOOLS)
-    message, reason = reply.choices[0].message, reply.choices[0].finish_reason
+    message = reply.choices[0].message
 
     assert [call.function.name for call in message.tool_calls] == ["now"]
-    assert message.content is None
-    assert message.reasoning == "They want the time."
-    assert reason == "tool_calls"
-    assert [call["name"] for call in calls] == ["now"]
-    assert rest == {
-        "finish_reason": "tool_calls",
-        "content": "",
-        "reasoning": "They want the time.",
-    }
+    assert (message.content, message.reasoning) == (None, "They want the time.")

@@ -35,32 +35,6 @@ async def test_a_conversation_is_tokenized_as_for_chat(rig, http):
     assert text == {"prompt": "<|im_start|>user\nHé<|im_end|>\n<|im_start|>assistant\n"}
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param", "words"),
-    [
-        ("/tokenize", {}, "prompt", "is required"),
-        ("/tokenize", {"prompt": 3}, "prompt", "valid string"),
-        (
-            "/tokenize",
-            {"messages": [{"role": "user", "content": 3}]},
-            "messages[0].content",
-            "valid string",
-        ),
-        ("/tokenize", {"messages": HELLO, "model": "other"}, "model", "'tiny'"),
-        ("/detokenize", {"tokens": [259]}, "tokens", "from 0 to 258"),
-        ("/detokenize", {"tokens": ["a"]}, "tokens[0]", "valid integer"),
-        ("/detokenize", {"tokens": [1], "model": "other"}, "model", "'tiny'"),
-    ],
-)
-async def test_bad_input_is_refused_by_name(rig, http, path, body, param, words):
-    reply = await http.post(path, json=body)
-    error = reply.json()["error"]
-
-    assert reply.status_code in (400, 404)
-    assert error["param"] == param
-    assert words in error["message"]
-
-
 async def test_tokenizing_waits_for_the_models_limits(rig, http):
     rig.backend.max_model_len = 0
     rig.backend.not_ready = "it loads"
