@@ -2,15 +2,10 @@
 worker.
 """
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdcluster_schema.policy import PolicyConfig
-from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.facts import DeviceFacts
-from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.server.app import create_prefill_app
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -42,21 +37,6 @@ async def test_a_request_that_comes_in_a_drain_is_passed_on(rig, http):
     assert (await http.post("/v1/chat/completions", json=BODY)).status_code == 200
     assert (await http.get("/ready")).json()["reason"] == "this worker is draining"
     assert (await http.get("/metrics")).status_code == 200
-
-
-async def test_a_drain_without_a_peer_says_when_to_come_back(rig, http):
-    rig.backend.not_ready, rig.backend.drains = "this worker is draining", True
-    rig.backend.error = RequestError(
-        "this worker is draining", status=503, code="draining", retry_after_seconds=1
-    )
-    for stream in (False, True):
-        response = await http.post("/v1/chat/completions", json={**BODY, "stream": stream})
-        assert (
-            response.status_code,
-            response.headers["retry-after"],
-            response.headers["connection"],
-        ) == (503, "1", "close")
-    assert rig.value("pdcluster_request_rejected_total", reason="draining") == 2
 
 
 async def test_models_leave_out_the_length_until_the_engine_is_ready(rig, http):
@@ -148,23 +128,6 @@ async def test_answers_carry_an_id_of_ours_and_log_the_clients(rig, http, caplog
 
     assert first.headers["x-request-id"] not in ("mine", second.headers["x-request-id"])
     assert "label='mine\\x7fxxx" in caplog.text
-
-
-async def test_a_prefill_worker_sends_clients_to_a_decode_worker(rig):
-    app = create_prefill_app(rig.backend, Metrics(), PolicyConfig)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://test"
-    ) as http:
-        for path in ("/v1/chat/completions", "/v1/completions"):
-            response = await http.post(path, json=BODY)
-            assert response.status_code == 404
-            assert "this is a prefill worker" in response.json()["error"]["message"]
-        statuses = [
-            (await http.get(path)).status_code
-            for path in ("/health", "/ready", "/metrics", "/version", "/v1/models")
-        ]
-
-    assert statuses == [200] * 5
 
 
 async def test_adapters_are_models_of_their_own_and_their_cache_is_apart(rig, http):

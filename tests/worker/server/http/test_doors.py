@@ -248,17 +248,6 @@ async def test_a_request_without_one_host_is_refused(connect, hosts):
     assert f"the header has {num} fields Host: send one" in reply.body.decode()
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
-@pytest.mark.parametrize("coding", ["gzip", "identity, br"])
-async def test_a_coded_body_is_415_and_not_read(rig, connect, path, coding):
-    client = await connect()
-    client.send(f"POST {path}", f"content-encoding: {coding}\r\ncontent-length: 1000\r\n")
-    reply = await client.reply()
-
-    assert reply.status == 415
-    assert f"content-encoding: {coding} is not supported: send the body" in reply.body.decode()
-
-
 async def test_a_body_may_say_that_it_is_not_coded(connect):
     client = await connect()
     client.send(
@@ -353,27 +342,6 @@ async def test_a_refused_client_that_never_stops_sending_is_cut_off(connect):
     client.writer.write(b"GET / HTTP/1.1\r\nx-a: ")
 
     assert await client.sends_until_closed(b"y" * 100_000)
-
-
-@pytest.mark.parametrize(
-    "sent", [b"\x16\x03\x01\x02", b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n"]
-)
-async def test_what_is_no_http_is_answered_in_openais_shape(connect, sent):
-    client = await connect()
-    client.writer.write(sent)
-    reply = await client.reply()
-
-    assert (reply.status, reply.code) == (400, "not_http")
-    assert await client.is_closed()
-
-
-@pytest.mark.parametrize("first", ["POST /v1/chat/completions", "GET /health"])
-async def test_half_a_body_ends_the_connection(connect, first):
-    client = await connect(body_seconds=SHORT)
-    client.send(first, "content-length: 100\r\n", b"{")
-
-    assert (await client.reply()).status == (408 if first.startswith("POST") else 200)
-    assert await client.is_closed()
 
 
 async def test_a_body_that_drips_ends_the_connection(connect):

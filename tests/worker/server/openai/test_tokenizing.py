@@ -1,26 +1,8 @@
 """POST /tokenize and /detokenize in vLLM's forms."""
 
 import httpx
-import pytest
-
-from pdcluster_worker.server.app import create_prefill_app
 
 HELLO = [{"role": "user", "content": "Hé"}]
-
-
-async def test_a_prompt_is_tokenized_as_for_a_completion(rig, http):
-    reply = await http.post("/tokenize", json={"model": "tiny", "prompt": "He<|im_end|>"})
-
-    assert reply.json() == {
-        "count": 2,
-        "max_model_len": 200,
-        "tokens": [256, 258],
-        "token_strs": None,
-    }
-    bare = await http.post(
-        "/tokenize", json={"prompt": "He", "add_special_tokens": False, "return_token_strs": True}
-    )
-    assert bare.json() == {"count": 1, "max_model_len": 200, "tokens": [256], "token_strs": ["He"]}
 
 
 async def test_a_conversation_is_tokenized_as_for_chat(rig, http):
@@ -60,17 +42,3 @@ async def test_tokenizing_is_of_the_api_and_has_no_journey(rig, http):
             headers={"authorization": "Bearer good"},
         )
         assert found.status_code == 404
-
-
-@pytest.mark.parametrize(
-    "path", ["/tokenize", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"]
-)
-async def test_a_prefill_worker_sends_its_clients_elsewhere(rig, path):
-    app = create_prefill_app(rig.backend, rig.metrics, lambda: rig.policy)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://test"
-    ) as client:
-        reply = await client.post(path, json={"prompt": "x"})
-    assert reply.status_code == 404
-    assert "prefill worker" in reply.json()["error"]["message"]
-    assert ("request_id" in reply.json()) is path.startswith("/v1/messages")
