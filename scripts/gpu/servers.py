@@ -29,6 +29,7 @@ from tests.system.tokens import write_tokenizer
 
 FOLDERS = Path("/dev/shm")
 PROMPTS = (40, 100) if REHEARSES else (300, 2048, 8192)
+TRANSPORTS = ("tcp", "nixl")
 NUM_FIRST = 2 if REHEARSES else 7
 STREAMS, PROMPT, OUTPUT = (2, 20, 6) if REHEARSES else (64, 512, 128)
 ENGINE: dict[str, Any] = {
@@ -47,7 +48,7 @@ def main() -> int:
         folder = Path(name)
         model = write_model(folder / "model")
         certificates = make_certificates(folder / "tls")
-        for transport in ("tcp", "nixl"):
+        for transport in TRANSPORTS:
             cluster = Cluster(transport, folder, etcd, certificates, model)
             started = time.perf_counter()
             try:
@@ -147,16 +148,24 @@ def equal_tokens(pair: Pair, number: int) -> str:
 
 
 def first_token(pair: Pair, number: int, place: str) -> dict[str, float]:
-    """Milliseconds to the first token of a prompt that nobody has seen."""
-    found = []
+    """Milliseconds to the first token of a prompt that no cache has, and to the second, which
+    waits for its KV.
+    """
+    found: list[tuple[float, float]] = []
     for seed in range(NUM_FIRST):
         prompt = _prompt(number, 1000 * number + seed + 500 * (place == "remote"))
         started = time.perf_counter()
         with pair.decode.client.stream(prompt, place, max_tokens=2) as stream:
             stream.read_tokens(1)
-            found.append((time.perf_counter() - started) * 1e3)
-            stream.read_all()
-    return {"p50 ms": round(statistics.median(found), 1), "worst ms": round(max(found), 1)}
+            first = (time.perf_counter() - started) * 1e3
+            stream.read_tokens(2)
+            found.append((first, (time.perf_counter() - started) * 1e3))
+    firsts, seconds = zip(*found, strict=True)
+    return {
+        "p50 ms": round(statistics.median(firsts), 1),
+        "worst ms": round(max(firsts), 1),
+        "p50 ms to the second": round(statistics.median(seconds), 1),
+    }
 
 
 def streams(pair: Pair, place: str) -> dict[str, float]:

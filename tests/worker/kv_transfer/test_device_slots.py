@@ -4,6 +4,7 @@ The device is the CPU, and NIXL is the real one: it takes our kind of device mem
 host, where the tests say so, since without a GPU it registers none.
 """
 
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -153,6 +154,21 @@ def test_a_pair_that_cannot_move_memory_of_a_gpu_goes_by_tcp_and_says_why(
     ((transport, note),) = moved(tcp_engine, device_cache(), device_cache(), epoch)
     assert transport == "tcp"
     assert note.startswith("not nixl: nixl does not reach the sender: NIXL cannot read: ")
+
+
+@pytest.mark.parametrize("said", [None, "off"])
+def test_a_gpu_is_read_by_cuda_ipc_also_without_nvlink_unless_the_environment_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, said: str | None
+) -> None:
+    name = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
+    monkeypatch.setenv(name, said or "")
+    if said is None:
+        monkeypatch.delenv(name)
+    NixlCarrier("host", FRAME_BYTES, ByteMemory())
+    assert os.environ.get(name) == said
+    gpu: Any = GpuCache()
+    NixlCarrier("gpu", FRAME_BYTES, gpu)
+    assert os.environ[name] == (said or "on")
 
 
 def test_an_older_reader_understands_a_carrier_in_host_memory_and_refuses_one_on_a_gpu(

@@ -144,7 +144,8 @@ class DeviceKVCache(CacheSizes):
                 "lower engine.kvCacheMemory, engine.deviceMemoryShare or engine.numBlocks"
             ) from e
         self._blocks = self.tensor.view(num_blocks, geometry.num_kv_heads, -1).view(torch.uint8)
-        self._stream = _cuda.Stream(device) if device.type == "cuda" else None
+        # before the kernels of steps, which may be long
+        self._stream = _cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         if self._stream is not None:  # writes come after the zeros
             self._stream.wait_stream(torch.cuda.default_stream(device))
 
