@@ -11,6 +11,7 @@ are looked for by `bench/capacity.py`.  Run it on a machine that does nothing el
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,8 +25,11 @@ from pdctl.bench.svg import Curve, Panel, distribution, picture
 if TYPE_CHECKING:
     from pdcluster_worker.config.engine import EngineConfig
     from pdcluster_worker.engine.core import EngineCore
+    from pdcluster_worker.engine.ports import Transport
     from pdcluster_worker.messages.engine_settings import EngineSettings
     from pdcluster_worker.model.runner import Runner
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the fakes of the tests
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
 CONTEXT, NUM_BLOCKS, SEATS = 2048, 2048, 64
@@ -150,14 +154,11 @@ class Bench:
     def _core(self, fields: Mapping[str, Any], clock: SkippingClock) -> "EngineCore":
         from pdcluster_worker.config.engine import EngineConfig
         from pdcluster_worker.engine.core import EngineCore
-        from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
         engine = EngineConfig(max_sequences=SEATS, max_model_len=CONTEXT, **fields)
         settings = settings_of(engine, NUM_BLOCKS, CONTEXT)
         runner: Runner = self._runner
-        # No request here is received or sent.
-        transport = FakeTransport(FakeNetwork(), NoMemory(), "engine", clock)
-        return EngineCore(settings, runner, transport, clock)
+        return EngineCore(settings, runner, idle_transport(clock), clock)
 
 
 def fields_for(name: str, slo_seconds: float) -> dict[str, Any]:
@@ -183,9 +184,14 @@ def settings_of(engine: "EngineConfig", num_blocks: int, max_model_len: int) -> 
     )
 
 
-class NoMemory:
+def idle_transport(clock: Callable[[], float]) -> "Transport":
     """Transport of an engine that sends and receives nothing."""
+    from tests.worker.fake_network import FakeNetwork, FakeTransport
 
+    return FakeTransport(FakeNetwork(), NoMemory(), "engine", clock)
+
+
+class NoMemory:
     heads, head_bytes, num_blocks = range(1), 0, 0
 
     def block(self, block_id: int, heads: range | None = None) -> memoryview:

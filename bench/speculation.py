@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pdcluster_worker.messages.requests import RequestSpec
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # for the fakes of the tests
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct").expanduser()
 BLOCKS, TEXT_LETTERS = 3000, 900
 TOPICS = (
@@ -166,7 +168,7 @@ class Bench:
     def _core(self, *, drafts: bool) -> "EngineCore":
         from pdcluster_worker.engine.core import EngineCore
         from pdcluster_worker.messages.engine_settings import EngineSettings, SpeculationSettings
-        from pdcluster_worker.testing import FakeNetwork, FakeTransport
+        from tests.worker.fake_network import FakeNetwork, FakeTransport
 
         speculation = SpeculationSettings() if drafts else None
         settings = EngineSettings(

@@ -47,13 +47,12 @@ class RealServer(Server):
     def __init__(self) -> None:
         super().__init__()
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch is imported
-        from schedulers import NoMemory, settings_of
+        from schedulers import idle_transport, settings_of
 
         from pdcluster_worker.config.engine import EngineConfig
         from pdcluster_worker.config.worker import ModelConfig
         from pdcluster_worker.engine.core import EngineCore
         from pdcluster_worker.model.runner_loader import open_runner
-        from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
         engine = EngineConfig(
             max_sequences=SEATS, max_model_len=CONTEXT, num_blocks=NUM_BLOCKS, threads=2
@@ -64,12 +63,7 @@ class RealServer(Server):
         settings = settings_of(engine, NUM_BLOCKS, CONTEXT)
         self.dtype = info.dtype
         self._clock = time.perf_counter
-        self._core = EngineCore(
-            settings,
-            runner,
-            FakeTransport(FakeNetwork(), NoMemory(), "engine", self._clock),
-            self._clock,
-        )
+        self._core = EngineCore(settings, runner, idle_transport(self._clock), self._clock)
         self._jobs: dict[str, Job] = {}
         self._last = self._clock()
 

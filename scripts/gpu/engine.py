@@ -14,7 +14,7 @@ from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import Submit
 from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
-from pdcluster_worker.testing import FakeNetwork, FakeTransport
+from tests.worker.fake_network import FakeNetwork, FakeTransport
 
 PROMPT, OUTPUT = (20, 6) if REHEARSES else (512, 128)
 STREAMS = (1, 2) if REHEARSES else (1, 16, 64, 256)

@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pdcluster_worker.kv_transfer.tcp import TcpSettings, TcpTransport
-from pdcluster_worker.testing.runner import FakeRunner
 from tests.golden import records
+from tests.worker.fake_runner import FakeRunner
 
 RECORD = Path(__file__).parent / "records" / "kv_port.txt"
 EPOCH, UNKNOWN = b"e" * 16, b"u" * 16

@@ -1,4 +1,4 @@
-"""Engines on the exact stand-ins of `pdcluster_worker.testing`; the core itself is the real one."""
+"""Engines on the exact stand-ins of `tests.worker`; the core itself is the real one."""
 
 import pytest
 
@@ -6,7 +6,9 @@ from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, TransferTarget
-from pdcluster_worker.testing import FakeClock, FakeNetwork, FakeRunner, FakeTransport
+from tests.worker.fake_clock import FakeClock
+from tests.worker.fake_network import FakeNetwork, FakeTransport
+from tests.worker.fake_runner import FakeRunner
 
 
 class EngineRig:

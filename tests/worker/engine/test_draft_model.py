@@ -8,7 +8,7 @@ from pdcluster_worker.engine.drafters import DraftSizes, ModelDrafter
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.engine_settings import SpeculationSettings
 from pdcluster_worker.messages.requests import SamplingParams
-from pdcluster_worker.testing import FakeRunner
+from tests.worker.fake_runner import FakeRunner
 
 PROMPT = list(range(10))
 SIZES = {

@@ -4,7 +4,7 @@ server that may give up at any moment.
 The machine plays the server processes of a decode and a prefill worker.  After
 every rule both pools must be whole; every block that is read or written must
 belong to the one that does it; at the end every request has the answer that the
-formula of `pdcluster_worker.testing.runner` gives, and both pools are empty again.
+formula of `tests.worker.fake_runner` gives, and both pools are empty again.
 With and without a window in every layer, with and without a watermark, and with and
 without a second step that is submitted while one computes.
 """
@@ -25,7 +25,9 @@ from pdcluster_worker.messages.engine_settings import (
     SchedulerSettings,
 )
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token, TransferTarget
-from pdcluster_worker.testing import FakeClock, FakeNetwork, FakeRunner, FakeTransport
+from tests.worker.fake_clock import FakeClock
+from tests.worker.fake_network import FakeNetwork, FakeTransport
+from tests.worker.fake_runner import FakeRunner
 
 BLOCK_SIZE = 4
 DECODE_BLOCKS, PREFILL_BLOCKS = 16, 10

@@ -41,7 +41,7 @@ from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.model.runner_loader import open_runner
 from pdcluster_worker.model.step_plan import StepLimits
 from pdcluster_worker.system.native_dtype import DType
-from pdcluster_worker.testing.local_transport import LocalFabric, LocalTransport
+from tests.worker.local_transport import LocalFabric, LocalTransport
 
 BLOCK_SIZE = 16
 CONTINUOUS = SchedulerSettings()

@@ -15,8 +15,8 @@ from pdcluster_worker.engine.ports import TransferEvent
 from pdcluster_worker.kv_transfer import wire
 from pdcluster_worker.kv_transfer.tcp import TcpSettings, TcpTransport
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.testing.local_transport import LocalFabric, LocalTransport
 from tests.transports import need_transport
+from tests.worker.local_transport import LocalFabric, LocalTransport
 
 if TYPE_CHECKING:
     from pdcluster_worker.model.kv_cache import DeviceKVCache

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded, TransferEvent
 from pdcluster_worker.kv_transfer.sharded import routes, shares
-from pdcluster_worker.testing.local_transport import LocalFabric, LocalTransport
 from tests.worker.kv_transfer.conftest import HEAD_BYTES, NUM_HEADS, rank_memory
+from tests.worker.local_transport import LocalFabric, LocalTransport
 
 SIZES = [1, 2, 4]
 PAIRS = [(prefill, decode) for prefill in SIZES for decode in SIZES]

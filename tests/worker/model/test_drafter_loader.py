@@ -24,8 +24,8 @@ from pdcluster_worker.model.drafter_loader import (
     token_values,
 )
 from pdcluster_worker.model.runner_loader import open_runner
-from pdcluster_worker.testing import FakeNetwork, FakeTransport
 from tests.make_tiny_model import make_tiny_model
+from tests.worker.fake_network import FakeNetwork, FakeTransport
 
 TOKENS = {"a": 0, "b": 1, "c": 2}
 

@@ -7,7 +7,7 @@ import pytest
 
 from pdcluster_worker.engine.prefill_delayer import RankState
 from pdcluster_worker.processes.dp_board import STALE_SECONDS, DpBoard, create_board
-from pdcluster_worker.testing import FakeClock
+from tests.worker.fake_clock import FakeClock
 
 FULL = RankState(True, True, 65535, 513, 1, True)
 

@@ -7,7 +7,7 @@ import pytest
 from pdcluster_schema.routing import LatencyClassSpec, PrefillQueueSpec
 from pdcluster_worker.routing.batching import FAST_IN_A_ROW, Grant
 from pdcluster_worker.routing.credits import CreditLedger
-from pdcluster_worker.testing import FakeClock
+from tests.worker.fake_clock import FakeClock
 
 LATENCY = PrefillQueueSpec(mode="latencyFirst")
 THROUGHPUT = PrefillQueueSpec(mode="throughputFirst")

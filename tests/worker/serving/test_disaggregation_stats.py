@@ -13,7 +13,7 @@ from pdcluster_worker.serving.disaggregation_stats import (
     MAX_REFUSED,
     DisaggregationStats,
 )
-from pdcluster_worker.testing import FakeClock
+from tests.worker.fake_clock import FakeClock
 
 
 class Scene:

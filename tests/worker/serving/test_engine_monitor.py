@@ -15,7 +15,7 @@ from pdcluster_worker.serving.engines.client import EngineStalledError
 from pdcluster_worker.serving.engines.engines import Engine, Engines
 from pdcluster_worker.serving.engines.stall_watch import StallWatch
 from pdcluster_worker.serving.worker_context import WorkerContext
-from pdcluster_worker.testing import FakeClock
+from tests.worker.fake_clock import FakeClock
 from tests.worker.serving.doubles import FACTS, ScriptedEngine, client_of, stats, steps_of
 
 

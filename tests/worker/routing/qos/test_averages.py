@@ -8,7 +8,7 @@ from pdcluster_worker.routing.waiting_time.request_queue import (
     QueueState,
     RequestQueue,
 )
-from pdcluster_worker.testing import FakeClock
+from tests.worker.fake_clock import FakeClock
 
 
 def waiting(prompt_tokens: int, priority: int = 0) -> QueuedRequest:

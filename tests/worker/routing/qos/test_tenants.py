@@ -5,7 +5,7 @@ import pytest
 from pdcluster_schema.qos import TenantSpec
 from pdcluster_worker.routing.qos.load_shedding import LoadRefusal
 from pdcluster_worker.routing.qos.tenants import Demand, Tenants
-from pdcluster_worker.testing import FakeClock
+from tests.worker.fake_clock import FakeClock
 
 
 @pytest.fixture

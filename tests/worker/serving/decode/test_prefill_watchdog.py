@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from pdcluster_worker.messages.peers import WorkerLoad
 from pdcluster_worker.serving.engines.stall_watch import NoProgressError, PrefillWatchdog, watch
-from pdcluster_worker.testing import FakeClock
+from tests.worker.fake_clock import FakeClock
 
 MARGIN = 4.0
 

@@ -34,7 +34,6 @@ from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.decode.offload_decider import OffloadDecider, RequestTimer
 from pdcluster_worker.serving.worker_context import WorkerContext
-from pdcluster_worker.testing import FakeClock
 from pdcluster_worker.tracing.request_trace import (
     LIFETIME,
     Fact,
@@ -42,6 +41,7 @@ from pdcluster_worker.tracing.request_trace import (
     add_event,
     begin_trace,
 )
+from tests.worker.fake_clock import FakeClock
 from tests.worker.serving.doubles import (
     RecordingPeer,
     ScriptedEngine,

@@ -6,7 +6,7 @@ import pytest
 from pdcluster_worker.messages.engine import EngineStats
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.serving.engines.metrics import EngineMetrics
-from pdcluster_worker.testing import FakeClock
+from tests.worker.fake_clock import FakeClock
 
 STATS = EngineStats(
     num_running=2,

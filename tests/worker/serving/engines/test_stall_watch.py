@@ -15,7 +15,9 @@ from pdcluster_worker.serving.engines.stall_watch import (
     StallWatch,
     period_seconds,
 )
-from pdcluster_worker.testing import FakeClock, FakeNetwork, FakeRunner, FakeTransport
+from tests.worker.fake_clock import FakeClock
+from tests.worker.fake_network import FakeNetwork, FakeTransport
+from tests.worker.fake_runner import FakeRunner
 from tests.worker.serving.doubles import steps_of
 
 MARGIN = 4.0

@@ -169,16 +169,3 @@ class FakeGrammars:
 def _text_of(request: EngineRequest) -> str:
     assert request.sampling.constraint is not None
     return request.sampling.constraint.text
-
-
-class FakeClock:
-    """Seconds; moves only by `advance`."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
