@@ -95,7 +95,12 @@ class PlanApplier:
         live, cluster = found.live, found.cluster
         tls = tls_step(live, found.owner, now)
         ending, records = still_ending(live, now), await self._records(found, plan)
-        restarts = group_restarts(live, now)
+        sizes = {each.id: each.replicas for each in plan.workloads}
+        restarts = {
+            worker: each
+            for worker, each in group_restarts(live, now).items()
+            if worker.index < sizes.get(worker.workload, 0)  # others are removed
+        }
         runs = {worker: each.run for worker, each in restarts.items()}
         rendering = Rendering(records, self.site, frozenset(ending), runs)
         manifests = [*tls.manifests, *await in_slices(rendering.manifests(plan))]

@@ -18,6 +18,7 @@ from pdcluster_operator.queue.runner import Done
 from tests.operator import bodies
 from tests.operator.pdcluster_operator.reconcile.api_fake import FakeApi
 from tests.operator.pdcluster_operator.reconcile.sessions import KEY
+from tests.operator.pods import pod_body
 from tests.schema.object_cases import minimal
 
 SITE = RenderSettings("example/worker:1", "example/etcd:1", "default", "cluster.local")
@@ -28,19 +29,20 @@ MAX_FILES = 30
 class Walk:
     """Reconciles one after the other, each with the answers of the API server in the cache."""
 
-    def __init__(self) -> None:
+    def __init__(self, **sections: Any) -> None:
         self.api, client = FakeApi(), Any
         client = self.api
         settings = ControllerSettings(SITE, "operator-0")
         self.controller = Controller(client, client, settings, CollectorRegistry())
         self.reconciler = self.controller._reconciler
-        self._deliver()
+        self._deliver(**sections)
 
     def put(self, kind: str, body: bodies.Body) -> None:
         self.controller.cache.put(kind, self.api.put(kind, body))
 
-    def _deliver(self) -> None:
-        spec = {**minimal()["spec"], "discovery": {"etcd": {"endpoints": ["127.0.0.1:1"]}}}
+    def _deliver(self, **sections: Any) -> None:
+        etcd = {"etcd": {"endpoints": ["127.0.0.1:1"]}}
+        spec = {**minimal()["spec"], "discovery": etcd, **sections}
         self.put("PDCluster", bodies.cluster(spec=spec))
 
     async def one(self) -> tuple[Done, list[str]]:
@@ -92,3 +94,37 @@ async def test_a_reconcile_enters_few_files_of_the_operator(walk: Walk):
         sys.settrace(before)
     found = sorted(each for each in entered if each.startswith(str(PACKAGE)))
     assert 0 < len(found) <= MAX_FILES, found
+
+
+def group_pod(stateful_set: bodies.Body, ordinal: int, **metadata: Any) -> bodies.Body:
+    """A pod of a worker of several pods that has no node yet."""
+    name, template = stateful_set["metadata"]["name"], stateful_set["spec"]["template"]["metadata"]
+    marks = {"labels": template["labels"], "annotations": template["annotations"]}
+    return pod_body(f"{name}-{ordinal}", owner=name, metadata={**marks, **metadata})
+
+
+@pytest.mark.parametrize(("replicas", "events"), [(2, 1), (1, 0)])
+async def test_a_worker_that_is_scaled_away_as_its_pods_end_gives_no_event_of_a_restart(
+    replicas: int, events: int
+):
+    pool = {"name": "wide", "replicas": 2, "podsPerReplica": 2}
+    walk = Walk(engine={"dataParallelSize": 2}, roles={"mixed": {"pools": [pool]}})
+    for _ in range(3):
+        await walk.one()
+    (leader,) = (
+        each
+        for (kind, name), each in walk.api.objects.items()
+        if kind == "StatefulSet" and name.endswith("-1")
+    )
+    followers = walk.api.objects["StatefulSet", f"{leader['metadata']['name']}-f"]
+    walk.put("Pod", group_pod(leader, 0))
+    walk.put("Pod", group_pod(followers, 1, deletionTimestamp="2026-01-02T03:04:05Z"))
+    scaler = walk.api.objects["PDPoolScaler", "chat-mixed-wide"]
+    walk.put("PDPoolScaler", {**scaler, "spec": {**scaler["spec"], "replicas": replicas}})
+    await walk.one()
+    found = [body for (kind, _), body in walk.api.objects.items() if kind == "Event"]
+    assert [each["reason"] for each in found].count("GroupRestarting") == events
+    assert ("GroupRestarting" in str(walk.status)) == bool(events)
+    assert (("StatefulSet", leader["metadata"]["name"]) in walk.api.objects) == (replicas == 2)
+    for session in walk.controller._sessions:
+        session.stop()
