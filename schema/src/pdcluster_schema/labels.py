@@ -40,7 +40,9 @@ GROUP_RESTART = f"{GROUP}/group-restart"
 """Annotation of the StatefulSets of a worker of several pods: its last restart as a whole."""
 
 GROUP_PODS = f"{GROUP}/group-pods"
-"""Annotation of the same: the pods with which the worker serves, by the start of their uids."""
+"""Annotation of the same: since when the worker serves, and its pods then, by the start of their
+uids.
+"""
 
 FOLLOWER_OF = {role: f"{role}-follower" for role in ("prefill", "decode", "mixed")}
 """Value of the label ROLE of pods that compute for their worker's leader, and that no client

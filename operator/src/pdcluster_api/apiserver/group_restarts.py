@@ -31,8 +31,8 @@ class PodEnd(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupRestart:
-    """One restart of a worker.  Of crashes in a row, each comes within `BACKOFF_RESET` of the start
-    before.
+    """One restart of a worker.  Of crashes in a row, none comes after it has served for
+    `BACKOFF_RESET`, however long it took to load.
     """
 
     number: int  # of all restarts of the worker
@@ -53,9 +53,16 @@ class GroupRestart:
         return cls(number, crashes, at, cause) if is_ours else None
 
     @classmethod
-    def after(cls, last: "GroupRestart | None", end: PodEnd, now: datetime) -> "GroupRestart":
-        is_again = last is not None and now < last.starts_at + BACKOFF_RESET
-        before = last.crashes if last is not None and is_again else 0
+    def after(
+        cls,
+        last: "GroupRestart | None",
+        end: PodEnd,
+        now: datetime,
+        served_since: datetime | None = None,
+    ) -> "GroupRestart":
+        """served_since: None = it has not served since the last one"""
+        has_recovered = served_since is not None and now >= served_since + BACKOFF_RESET
+        before = last.crashes if last is not None and not has_recovered else 0
         return cls(
             number=last.number + 1 if last else 1,
             crashes=before + 1 if end.is_crash else 0,

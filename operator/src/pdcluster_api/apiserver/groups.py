@@ -64,13 +64,14 @@ class WorkerPods:
 
     @property
     def _served(self) -> str:
-        """The pods with which it serves, as their annotation has them; empty = it has not yet."""
+        """Since when and with which pods it serves, as their annotation has it; empty = not yet."""
         known = next(iter(self._notes(labels.GROUP_PODS)), "")
         leader = self.pods.get(self.id.leader_pod)
         is_whole = len(self.pods) == self.num_pods
         if known or not is_whole or leader is None or not _is_ready(leader):
             return known
-        return " ".join(sorted(map(_identity, self.pods.values())))
+        since = str(condition_of(leader, "Ready").get("lastTransitionTime", ""))
+        return " ".join((since, *sorted(map(_identity, self.pods.values()))))
 
     @property
     def is_at_zero(self) -> bool:
@@ -80,7 +81,9 @@ class WorkerPods:
         """now: in UTC, without a zone"""
         last, end = self.last_restart, self._end
         if end is not None:
-            return Restarting(GroupRestart.after(last, end, now), is_stopped=True, is_new=True)
+            served_since = time_of(self._served.partition(" ")[0])
+            begun = GroupRestart.after(last, end, now, served_since)
+            return Restarting(begun, is_stopped=True, is_new=True)
         if not self.is_at_zero:
             left = any(not self._has_set(pod) for pod in self.pods.values())
             return Restarting(last, is_stopped=left, served="" if left else self._served)
@@ -113,6 +116,8 @@ class WorkerPods:
             return None
         followers = {name: pod for name, pod in self.pods.items() if pod is not leader}
         since, served = _served_since(leader), self._served.split()
+        # without a note of the pods; clocks of nodes differ by less than the grace
+        joined_by = since + UNREADY_GRACE if since and not self._notes(labels.GROUP_PODS) else None
         is_ready = _is_ready(leader)
         # a leader is not ready any more some time after the end that is the cause
         joined = since if since is None or is_ready else since - UNREADY_GRACE
@@ -120,6 +125,7 @@ class WorkerPods:
             name: pod
             for name, pod in self.pods.items()
             if (served and _identity(pod) not in served)
+            or (joined_by and pod is not leader and _made(pod) > joined_by)
             or (pod is not leader and joined and (at := _ended(pod)) and at > joined)
         }
         ended, margin = _ended(leader), timedelta(0) if is_ready else _BEGINNING
@@ -186,7 +192,7 @@ class Restarting:
 
     last: GroupRestart | None  # its last restart, and the one that begins now
     is_stopped: bool  # it has to have no pod: until the last one of an earlier start has ended
-    served: str = ""  # annotation of the pods with which it serves; empty = it has not yet
+    served: str = ""  # annotation: since when and with which pods; empty = it has not yet
     is_new: bool = False  # it has not come back from its last restart
     wait_seconds: float | None = None  # until its pods are made again; None = until others end
 

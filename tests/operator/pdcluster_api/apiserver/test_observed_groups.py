@@ -444,17 +444,61 @@ def test_a_crash_of_the_leader_before_it_was_ready_is_the_kubelets() -> None:
     assert world.stopped() == set()
 
 
-def test_a_crash_long_after_the_last_one_is_the_first_again() -> None:
+@pytest.mark.parametrize(
+    ("ready", "ended", "crashes"),
+    [(7, 16, 2), (7, 17, 1), (40, 49, 2), (40, 50, 1)],
+    ids=["soon", "after ten minutes", "soon after a long load", "ten minutes after one"],
+)
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_a_crash_follows_the_last_one_unless_the_worker_has_served_for_long(
+    ready: int, ended: int, crashes: int, *, is_noted: bool
+) -> None:
     world = World()
-    times = ((clock(6), 1), (clock(7), 2), (clock(17, 9), 3), (clock(40), 1))
-    for number, (now, crashes) in enumerate(times, 1):
-        world.pods = World().pods
-        restart(world.pod("1-f-1"), 5)
-        last = world.write(now)[1].last
+    restart(world.pod("1-f-1"), 5)
+    world.write(clock(6))
+    world.pods = {}
+    world.write(clock(6))
+    world.pods = World().pods
+    world.pod("1-0")["status"]["conditions"] = [_ready("True", ready)]
+    if is_noted:
+        world.write(clock(ready))
+    restart(world.pod("1-f-1"), ended)
+    last = world.write(clock(ended))[1].last
+    assert last is not None
+    assert (last.number, last.crashes) == (2, crashes)
+
+
+def test_a_leader_that_was_unready_for_a_while_has_served_all_the_same() -> None:
+    world = World()
+    restart(world.pod("1-f-1"), 5)
+    world.write(clock(6))
+    world.pods = {}
+    world.write(clock(6))
+    world.pods = World().pods
+    for status, minute in (("True", 7), ("False", 15), ("True", 16)):
+        world.pod("1-0")["status"]["conditions"] = [_ready(status, minute)]
+        world.write(clock(minute))
+    restart(world.pod("1-f-1"), 18)
+    last = world.write(clock(18))[1].last
+    assert last is not None
+    assert last.crashes == 1
+
+
+@pytest.mark.parametrize(("at", "is_noticed"), [(clock(4, 1), True), (clock(4), False)])
+def test_a_follower_that_is_replaced_before_the_first_note_of_pods_is_noticed(
+    at: str, *, is_noticed: bool
+) -> None:
+    """While no operator runs; within a minute of the leader's being ready, clocks may differ."""
+    world = World()
+    for name in ("1", "1-f"):
+        del world.stateful_set(name)["metadata"]["annotations"]["pdcluster.io/group-pods"]
+    world.pod("1-f-2")["metadata"] |= {"uid": "another", "creationTimestamp": at}
+    assert world.stopped() == ({1} if is_noticed else set())
+    if is_noticed:
+        last = world.restarts()[1].last
         assert last is not None
-        assert (last.number, last.crashes) == (number, crashes)
-        world.pods = {}
-        world.write(clock(59))
+        assert last.cause == f"pod {WIDE.name}-1-f-2: another one took its place, so it was deleted"
+        assert last.crashes == 0
 
 
 def test_what_another_wrote_into_the_annotation_counts_for_nothing() -> None:
@@ -481,7 +525,8 @@ def test_pods_are_noted_when_their_worker_serves_and_forgotten_when_it_stops() -
     unready(world.pod("1-0"), 1)
     assert world.restarts()[1].run.notes == {}
     world.pod("1-0")["status"]["conditions"] = [_ready("True", 3)]
-    noted = {"pdcluster.io/group-pods": "-1-0-first -1-f-1-first -1-f-2-first"}
+    pods = f"{clock(3)} -1-0-first -1-f-1-first -1-f-2-first"
+    noted = {"pdcluster.io/group-pods": pods}
     assert world.restarts()[1].run.notes == noted
     world.write()
     unready(world.pod("1-0"), 4)
