@@ -29,6 +29,7 @@ from pdcluster_worker.messages.requests import PromptLogprob, RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.decode_choice import NO_HINTS, RouteHints
 from pdcluster_worker.server.app import create_app
+from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdcluster_worker.server.http.run import HttpServer, serve
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.streams import Reader
@@ -218,6 +219,10 @@ def _prompt_logprobs(spec: RequestSpec) -> list[PromptLogprob]:
     ]
 
 
+def asgi_client(app: Starlette) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
 @dataclass
 class Rig:
     """One application and what stands around it."""
@@ -235,6 +240,26 @@ class Rig:
         """The application over this backend, with other options of `create_app`."""
         return create_app(
             self.backend, self.tokenizer, self.metrics, lambda: self.policy, **options
+        )
+
+    def client(self, **options: Any) -> httpx.AsyncClient:
+        """A client that calls such an application without a socket."""
+        return asgi_client(self.make_app(**options))
+
+    def keyed(self, folder: Path, *names: str, **options: Any) -> httpx.AsyncClient:
+        """The same with the API key sk-NAME for each name."""
+        for name in names:
+            (folder / name).write_text(f"sk-{name}")
+        return self.client(tenant_of=ApiKeys(folder).tenant_of, **options)
+
+    def openai(self, **options: Any) -> openai.AsyncOpenAI:
+        """OpenAI's client of such an application without a socket."""
+        self.app = self.make_app(**options)
+        return openai.AsyncOpenAI(
+            base_url="http://test/v1",
+            api_key="none",
+            max_retries=0,
+            http_client=asgi_client(self.app),
         )
 
     def say(self, text: str, *, end: bool = True) -> None:
@@ -296,9 +321,7 @@ def url(server: HttpServer) -> str:
 @pytest.fixture
 async def http(rig: Rig) -> AsyncIterator[httpx.AsyncClient]:
     """A client that calls the application without a socket."""
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(rig.app), base_url="http://test"
-    ) as client:
+    async with asgi_client(rig.app) as client:
         yield client
 
 

@@ -5,8 +5,6 @@ worker.
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdcluster_worker.messages.facts import DeviceFacts
-
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
 
@@ -52,31 +50,6 @@ async def test_models_leave_out_the_length_until_the_engine_is_ready(rig, http):
     assert (await http.get("/v1/models")).json()["data"] == [one]
     rig.backend.max_model_len = 200
     assert (await http.get("/v1/models/tiny")).json() == {**one, "max_model_len": 200}
-
-
-async def test_version_says_what_the_engine_computes_on(rig, http):
-    one_rank = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
-    cpu = {
-        "kind": "cpu",
-        "name": "Xeon",
-        "operations": "reference",
-        "model_code": "decoder",
-        **one_rank,
-    }
-    assert (await http.get("/version")).json()["device"] == cpu
-    rig.backend.device = DeviceFacts("cuda", "NVIDIA B200", "never run", "cuda triton", "decoder")
-    gpu = {
-        "kind": "cuda",
-        "name": "NVIDIA B200",
-        "operations": "cuda triton",
-        "model_code": "decoder",
-        "note": "never run",
-        **one_rank,
-    }
-    assert (await http.get("/version")).json()["device"] == gpu
-    assert (await http.get("/version")).json()["scheduler"] == "sarathi"
-    rig.backend.device = None  # it has not loaded yet
-    assert (await http.get("/version")).json()["device"] is None
 
 
 async def test_version_says_the_length_and_why_it_is_lower_than_the_models(rig, http):

@@ -4,14 +4,12 @@ import re
 from collections.abc import AsyncIterator
 
 import anthropic
-import httpx
 import httpx2
 import pytest
 
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.requests import CONSTRAINT_PARAM
-from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.generation.chat_answer import ParserNames
 from pdcluster_worker.server.text.chat_template import ChatTemplate
 from pdcluster_worker.server.text.tokenizer import Tokenizer
@@ -37,8 +35,7 @@ async def client(rig, model_folder) -> AsyncIterator[anthropic.AsyncAnthropic]:
     rig.tokenizer = Tokenizer.load(model_folder, "chatml-tools")
     rig.backend.max_model_len = 4000
     rig.policy = PolicyConfig()
-    names = ParserNames(reasoning="qwen3")
-    rig.app = create_app(rig.backend, rig.tokenizer, rig.metrics, lambda: rig.policy, parsers=names)
+    rig.app = rig.make_app(parsers=ParserNames(reasoning="qwen3"))
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(rig.app), trust_env=False)
     async with anthropic.AsyncAnthropic(
         base_url="http://test", api_key="none", max_retries=0, http_client=http
@@ -218,10 +215,7 @@ async def test_a_mistral_models_ids_come_back_as_it_wrote_them(rig):
     rig.tokenizer.chat_template = ChatTemplate(template, {})
     rig.backend.max_model_len = 4000
     rig.say('[TOOL_CALLS][{"name": "now", "arguments": {}}]')
-    app = rig.make_app(parsers=ParserNames(tools="mistral"))
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://test"
-    ) as http:
+    async with rig.client(parsers=ParserNames(tools="mistral")) as http:
         first = await http.post("/v1/messages", json=BODY | {"tools": [NOW], "max_tokens": 500})
         (call,) = first.json()["content"]
         result = {"type": "tool_result", "tool_use_id": call["id"], "content": "noon"}

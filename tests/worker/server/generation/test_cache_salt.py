@@ -7,14 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from pdcluster_schema.policy import PolicyConfig
-from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.generation import respond as module
 from pdcluster_worker.server.generation.respond import cache_salt
-from pdcluster_worker.server.http.api_keys import ApiKeys
 
 ALICE, BOB = b"a" * 32, b"b" * 32
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -50,27 +47,10 @@ def test_a_shared_cache_still_keeps_a_client_s_own_salts_apart():
 @pytest.fixture
 async def requested(rig, tmp_path: Path) -> AsyncIterator[Asked]:
     """Sends a body with a key; returns the salts of the requests that reached the backend."""
-    for name in ("alice", "bob"):
-        (tmp_path / name).write_text(f"sk-{name}")
-    policies = {
-        shared: PolicyConfig().model_copy(update={"shared_prefix_cache": shared})
-        for shared in (False, True)
-    }
-    in_force = policies[False]
-    app = create_app(
-        rig.backend,
-        rig.tokenizer,
-        rig.metrics,
-        lambda: in_force,
-        tenant_of=ApiKeys(tmp_path).tenant_of,
-    )
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://test"
-    ) as http:
+    async with rig.keyed(tmp_path, "alice", "bob") as http:
 
         async def ask(key: str, body: dict[str, Any], *, shared: bool = False) -> list[bytes]:
-            nonlocal in_force
-            in_force = policies[shared]
+            rig.policy = PolicyConfig().model_copy(update={"shared_prefix_cache": shared})
             rig.backend.calls.clear()
             path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
             reply = await http.post(path, json=body, headers={"authorization": f"Bearer {key}"})

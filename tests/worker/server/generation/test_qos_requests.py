@@ -1,7 +1,6 @@
 """Service fields of a request: a priority by name or number, and latency objectives."""
 
 import asyncio
-import json
 from pathlib import Path
 
 import httpx
@@ -10,7 +9,6 @@ import pytest
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.qos import EstimationSpec, SloSpec, TenantSpec
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.http.api_keys import ApiKeys
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -32,10 +30,7 @@ async def test_objectives_and_a_deadline_travel_with_the_request_and_count_from_
         update={"estimation": EstimationSpec(allow_client_deadline=True)}
     )
     times = iter([100.0])  # of the arrival
-    app = rig.make_app(clock=lambda: next(times, 100.125))
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://test"
-    ) as http:
+    async with rig.client(clock=lambda: next(times, 100.125)) as http:
         await http.post(
             CHAT,
             json=BODY
@@ -65,16 +60,10 @@ async def test_objectives_are_counted_as_met_or_missed_by_priority(rig, http):
 
 
 async def test_key_gives_a_priority_and_a_ceiling(rig, tmp_path: Path):
-    (tmp_path / "batch").write_text("sk-batch")
-    (tmp_path / "chat").write_text("sk-chat")
     policy = PolicyConfig(allow_client_priority=True, tenants={"batch": TenantSpec(priority="low")})
     rig.policy = policy
-    app = rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of)
 
-    async with (
-        asyncio.timeout(10),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http,
-    ):
+    async with asyncio.timeout(10), rig.keyed(tmp_path, "batch", "chat") as http:
 
         async def ask(key: str, **fields: object) -> httpx.Response:
             return await http.post(
@@ -90,61 +79,14 @@ async def test_key_gives_a_priority_and_a_ceiling(rig, tmp_path: Path):
     assert "the highest of this API key is low" in refused.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
-@pytest.mark.parametrize("stream", [False, True])
-async def test_what_a_request_lost_is_in_its_answer(rig, http, path, stream):
-    rig.backend.degraded = ("max_tokens=2", "prefill=local")
-    body = {"model": "tiny", "stream": stream} | (
-        {"messages": BODY["messages"]} if path == CHAT else {"prompt": "Hi"}
-    )
-    response = await http.post(path, json=body)
-
-    assert response.headers["x-pdcluster-degraded"] == "max_tokens=2, prefill=local"
-    if stream:
-        chunks = [
-            json.loads(line[6:])
-            for line in response.text.split("\n\n")
-            if line.startswith("data: {")
-        ]
-        parts = [chunk["pdcluster"] for chunk in chunks if "pdcluster" in chunk]
-        assert "pdcluster" in chunks[0]
-    else:
-        parts = [response.json()["pdcluster"]]
-    assert parts == [{"degraded": ["max_tokens=2", "prefill=local"]}]
-
-
-async def test_an_answer_without_a_loss_says_nothing_of_it(http):
-    response = await http.post(CHAT, json=BODY)
-
-    assert "x-pdcluster-degraded" not in response.headers
-    assert "pdcluster" not in response.json()
-
-
-async def test_refusal_of_low_priority_is_a_429_with_a_retry_after(rig, http):
-    rig.backend.error = RequestError(
-        "low priority: retry later", status=429, code="slo_ttft", retry_after_seconds=7
-    )
-    response = await http.post(CHAT, json=BODY)
-
-    assert (response.status_code, response.headers["retry-after"]) == (429, "7")
-    assert response.json()["error"]["code"] == "slo_ttft"
-    assert rig.value("pdcluster_request_rejected_total", reason="slo_ttft") == 1
-
-
 async def test_tenant_beyond_its_limits_is_refused_and_others_are_not(rig, tmp_path: Path):
     """A place that was taken is given back however the request ends."""
-    (tmp_path / "batch").write_text("sk-batch")
-    (tmp_path / "chat").write_text("sk-chat")
     rig.policy = rig.policy.model_copy(
         update={"tenants": {"batch": TenantSpec(max_concurrent_requests=1)}}
     )
     rig.backend.hold_after = 0
-    app = rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of)
 
-    async with (
-        asyncio.timeout(10),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http,
-    ):
+    async with asyncio.timeout(10), rig.keyed(tmp_path, "batch", "chat") as http:
 
         async def ask(key: str) -> httpx.Response:
             return await http.post(CHAT, json=BODY, headers={"authorization": f"Bearer {key}"})

@@ -15,11 +15,10 @@ import pytest
 
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.qos import AdmissionSpec
-from pdcluster_schema.service import HttpLimitsSpec
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server.app import create_prefill_app
 from pdcluster_worker.server.http.api_keys import ApiKeys
-from pdcluster_worker.server.http.limits import HttpLimits, limits_of
+from pdcluster_worker.server.http.limits import HttpLimits
 from pdcluster_worker.server.http.run import HttpServer, serve
 
 CHAT = "/v1/chat/completions"
@@ -318,15 +317,6 @@ async def test_a_header_that_comes_whole_and_too_large_is_431(
     assert rig.backend.calls == []
 
 
-async def test_a_header_within_its_bounds_is_served(connect):
-    # beside host, content-type and content-length
-    limits = {"max_header_bytes": 5000, "max_headers": 43}
-    client = await connect(**limits)
-    client.post(HELLO, FIELDS)
-
-    assert (await client.reply()).status == 200
-
-
 async def test_a_refused_client_that_goes_on_sending_reads_its_answer(connect):
     client = await connect(linger_seconds=DEADLINE_SECONDS)
     client.writer.write(b"GET / HTTP/1.1\r\nx-a: " + bytes(b"y" * 200_000))
@@ -377,19 +367,6 @@ async def test_a_proxy_s_connect_is_refused(connect):
 
     assert (await client.reply()).status == 405
     assert await client.is_closed()
-
-
-async def test_limits_of_the_policy_take_effect_on_open_connections(rig, connect):
-    app = rig.make_app()
-    server = await serve(app, "127.0.0.1", 0, lambda: limits_of(rig.policy.http_limits))
-    client = await connect(server)
-    client.send("GET /health", FIELDS)
-    assert (await client.reply()).status == 200
-    rig.policy = PolicyConfig(http_limits=HttpLimitsSpec(max_headers=16))
-    client.send("GET /health", FIELDS)
-
-    assert (await client.reply()).status == 431
-    await server.close()
 
 
 async def test_trailers_without_an_end_cut_the_connection(connect):
@@ -496,33 +473,6 @@ async def test_a_crowd_of_silent_connections_does_not_shut_the_door(served, conn
     assert (await client.reply()).status == 200
     for silent in open_connections[:-3]:
         assert await silent.is_closed()
-
-
-async def test_while_every_connection_has_a_request_probes_are_served_and_the_api_says_503(
-    served, rig, connect
-):
-    server = await served(max_connections=2, spare_connections=3)
-    rig.backend.hold_after = 0
-    running = [await connect(server) for _ in range(2)]
-    for client in running:
-        client.question()
-    await rig.backend.holding.wait()
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while len(rig.backend.calls) < 2:
-            await asyncio.sleep(0.01)
-    probe, late = await connect(server), await connect(server)
-    assert await probe.is_served()
-    late.question()
-    reply = await late.reply()
-
-    assert (reply.status, reply.code, reply.headers["retry-after"]) == (
-        503,
-        "connections_full",
-        "1",
-    )
-    assert rig.value("pdcluster_request_rejected_total", reason="connections_full") == 1
-    rig.backend.gate.set()
-    assert {(await client.reply()).status for client in running} == {200}
 
 
 @pytest.mark.parametrize(

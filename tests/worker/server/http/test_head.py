@@ -2,10 +2,7 @@
 
 from pathlib import Path
 
-import httpx
 import pytest
-
-from pdcluster_worker.server.http.api_keys import ApiKeys
 
 PATHS = ["/health", "/ready", "/v1/models", "/v1/models/tiny", "/version", "/metrics"]
 
@@ -37,11 +34,7 @@ async def test_head_of_what_get_does_not_serve_is_refused(wire, path, status):
 
 
 async def test_head_needs_a_key_where_get_does(rig, tmp_path: Path):
-    (tmp_path / "alice").write_text("sk-alice")
-    app = rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://test"
-    ) as client:
+    async with rig.keyed(tmp_path, "alice") as client:
         replies = [await client.head(path) for path in ("/v1/models", "/health")]
         keyed = await client.head("/v1/models", headers={"authorization": "Bearer sk-alice"})
 

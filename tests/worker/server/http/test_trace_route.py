@@ -113,13 +113,8 @@ async def test_traces_are_closed_to_clients_without_a_key_where_keys_are_require
 
 
 async def test_requests_that_no_route_takes_push_no_journey_out(rig: Rig, tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("secret")
-    traces = RecentTraces(kept=2)
-    app = rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of, traces=traces)
-    key = {"authorization": "Bearer secret"}
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://test"
-    ) as http:
+    key = {"authorization": "Bearer sk-key"}
+    async with rig.keyed(tmp_path, "key", traces=RecentTraces(kept=2)) as http:
         kept = await http.post("/v1/chat/completions", json=CHAT, headers=key)
         unauthenticated = [
             await http.post("/v1/chat/completions", json=CHAT),

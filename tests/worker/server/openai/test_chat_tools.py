@@ -3,14 +3,12 @@
 import json
 from collections.abc import AsyncIterator
 
-import httpx
 import openai
 import pytest
 
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.requests import CONSTRAINT_PARAM
-from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.generation.chat_answer import ParserNames
 from pdcluster_worker.server.text.chat_template import ChatTemplate
 from pdcluster_worker.server.text.tokenizer import Tokenizer
@@ -40,13 +38,7 @@ def ask(client: openai.AsyncOpenAI, **fields):
 
 def client_of(rig: Rig, template: str, **names: str) -> openai.AsyncOpenAI:
     rig.tokenizer.chat_template = ChatTemplate(template, {})
-    app = create_app(
-        rig.backend, rig.tokenizer, rig.metrics, lambda: rig.policy, parsers=ParserNames(**names)
-    )
-    http = httpx.AsyncClient(transport=httpx.ASGITransport(app), trust_env=False)
-    return openai.AsyncOpenAI(
-        base_url="http://test/v1", api_key="none", max_retries=0, http_client=http
-    )
+    return rig.openai(parsers=ParserNames(**names))
 
 
 @pytest.fixture

@@ -8,12 +8,10 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from pdcluster_worker.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
-from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.openai.engine_front_end import EngineFrontEnd
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from tests.worker.server.conftest import Rig
@@ -124,14 +122,7 @@ async def client(rig: Rig, engine: PlayedEngine) -> AsyncIterator[openai.AsyncOp
 
 
 def client_of(rig: Rig, engine: PlayedEngine) -> openai.AsyncOpenAI:
-    front_end = EngineFrontEnd(engine.ask)
-    rig.app = create_app(
-        rig.backend, rig.tokenizer, rig.metrics, lambda: rig.policy, front_end=front_end
-    )
-    http = httpx.AsyncClient(transport=httpx.ASGITransport(rig.app), trust_env=False)
-    return openai.AsyncOpenAI(
-        base_url="http://test/v1", api_key="none", max_retries=0, http_client=http
-    )
+    return rig.openai(front_end=EngineFrontEnd(engine.ask))
 
 
 def chat(client: openai.AsyncOpenAI, **fields: Any) -> Any:

@@ -66,21 +66,6 @@ async def test_completion_takes_every_form_of_prompt(rig, client, prompt, expect
     assert [choice.index for choice in reply.choices] == list(range(len(expected)))
 
 
-async def test_list_prompts_with_n_number_choices_by_prompt(rig, client):
-    rig.backend.script = lambda spec: [*spec.prompt, spec.sampling.seed % 5, 258]
-    reply = await client.completions.create(
-        model="tiny", prompt=[[50], [60]], n=2, seed=5, max_tokens=5
-    )
-    letters = [rig.tokenizer.token_bytes(i).decode() for i in (50, 0, 50, 1, 60, 2, 60, 3)]
-
-    assert [choice.text for choice in reply.choices] == [
-        "".join(letters[i : i + 2]) for i in (0, 2, 4, 6)
-    ]
-    assert reply.usage.prompt_tokens == 2
-    assert reply.usage.completion_tokens == 12
-    assert reply.usage.prompt_tokens_details.cached_tokens == 32
-
-
 async def test_n_choices_have_their_own_ids_and_seeds(rig, client):
     reply = await ask(client, n=3, seed=2**63 - 1)
     (specs, prefill) = rig.backend.calls[0]
@@ -160,20 +145,6 @@ async def test_chat_prompt_is_the_template_and_takes_text_parts(rig, client):
     )
 
     assert rig.backend.calls[0][0][0].prompt == rig.tokenizer._tokenizer.encode(text).ids
-
-
-async def test_stop_string_ends_one_choice_and_its_siblings_go_on(rig, client):
-    texts = {0: "one END two", 1: "no end here"}
-    encoded = {
-        seed: [i for c in text for i in rig.tokenizer._tokenizer.encode(c).ids]
-        for seed, text in texts.items()
-    }
-    rig.backend.script = lambda spec: [*encoded[spec.sampling.seed], 258]
-    reply = await ask(client, n=2, seed=0, stop=["END", "zzz"])
-
-    assert [choice.message.content for choice in reply.choices] == ["one ", "no end here"]
-    assert [choice.finish_reason for choice in reply.choices] == ["stop", "stop"]
-    assert rig.backend.aborted == [f"{reply.id}-0"]
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -1,7 +1,5 @@
 """POST /tokenize and /detokenize in vLLM's forms."""
 
-import httpx
-
 HELLO = [{"role": "user", "content": "Hé"}]
 
 
@@ -27,10 +25,7 @@ async def test_tokenizing_waits_for_the_models_limits(rig, http):
 
 
 async def test_tokenizing_is_of_the_api_and_has_no_journey(rig, http):
-    rig.app = rig.make_app(tenant_of=lambda key: "team" if key == "good" else None)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(rig.app), base_url="http://test"
-    ) as client:
+    async with rig.client(tenant_of=lambda key: "team" if key == "good" else None) as client:
         for path in ("/tokenize", "/detokenize"):
             assert (await client.post(path, json={"prompt": "x"})).status_code == 401
         reply = await client.post(

@@ -6,14 +6,12 @@ import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
-import httpx
 import openai
 import pytest
 
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.requests import CONSTRAINT_PARAM
-from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.generation.chat_answer import ParserNames
 from pdcluster_worker.server.responses.formatter import shown_items
 from pdcluster_worker.server.responses.route import Kept, ResponseStore, bytes_of
@@ -43,17 +41,7 @@ async def client(rig, model_folder) -> AsyncIterator[openai.AsyncOpenAI]:
     rig.tokenizer = Tokenizer.load(model_folder, "chatml-tools")
     rig.backend.max_model_len = 4000
     rig.policy = PolicyConfig()
-    rig.app = create_app(
-        rig.backend,
-        rig.tokenizer,
-        rig.metrics,
-        lambda: rig.policy,
-        parsers=ParserNames(reasoning="qwen3"),
-    )
-    http = httpx.AsyncClient(transport=httpx.ASGITransport(rig.app), trust_env=False)
-    async with openai.AsyncOpenAI(
-        base_url="http://test/v1", api_key="none", max_retries=0, http_client=http
-    ) as client:
+    async with rig.openai(parsers=ParserNames(reasoning="qwen3")) as client:
         yield client
 
 
@@ -200,10 +188,7 @@ async def test_a_response_of_another_worker_is_refused_by_name(rig, client):
 
 
 async def test_responses_belong_to_their_keys(rig):
-    app = rig.make_app(tenant_of=lambda key: key if key in ("alice", "bob") else None)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://test"
-    ) as http:
+    async with rig.client(tenant_of=lambda key: key if key in ("alice", "bob") else None) as http:
         alice, bob = ({"authorization": f"Bearer {name}"} for name in ("alice", "bob"))
         made = (await http.post("/v1/responses", json=BODY, headers=alice)).json()
         assert (await http.get(f"/v1/responses/{made['id']}", headers=alice)).status_code == 200
