@@ -6,11 +6,7 @@ replaced.
 """
 
 import asyncio
-import datetime
 import itertools
-import shutil
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,10 +19,6 @@ from typing import Any
 import grpc
 import msgspec
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from pdcluster_schema.etcd_keys import command_key, worker_key, workers_prefix
 from pdcluster_worker.config.worker import DiscoveryConfig, TLSConfig
@@ -45,7 +37,8 @@ from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.routing.prefix_index import PrefixIndex
 from pdcluster_worker.tracing import trace_context
-from tests.ports import free_port
+from tests.authorities import new_authority, worker_pair, write_pair
+from tests.system.etcd_server import EtcdServer
 
 GEOMETRY = KVGeometry(num_kv_heads=2, head_dim=4, num_layers=2, block_size=16, dtype="float32")
 DEADLINE_SECONDS = 20.0
@@ -65,101 +58,46 @@ def eventually() -> Callable[..., Any]:
     return wait
 
 
-class EtcdServer:
-    """One etcd process on fixed ports, so that it can go and come back."""
-
-    def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        self._peer_port = free_port()
-        self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def endpoint(self) -> str:
-        return f"127.0.0.1:{self.port}"
+class MortalEtcd(EtcdServer):
+    """One that is a new cluster at each start, and ends by either signal."""
 
     def start(self, *, empty: bool = False) -> None:
-        """Start and wait until it takes connections; `empty` makes it another cluster
-        without data.
-        """
-        if empty:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        client, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self._peer_port}"
-        command = [
-            str(Path(sys.executable).with_name("etcd")),
-            *("--data-dir", str(self._folder), "--unsafe-no-fsync", "--log-level", "error"),
-            *("--listen-client-urls", client, "--advertise-client-urls", client),
-            *(
-                "--listen-peer-urls",
-                peer,
-                "--initial-advertise-peer-urls",
-                peer,
-                "--initial-cluster",
-                f"default={peer}",
-            ),
-            *(
-                "--initial-cluster-token",
-                uuid.uuid4().hex,
-                "--heartbeat-interval",
-                "20",
-                "--election-timeout",
-                "200",
-            ),
-        ]
-        self._process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while time.monotonic() < deadline:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            time.sleep(0.02)
-        raise AssertionError("etcd did not start")
-
-    def kill(self) -> None:
-        """SIGKILL, as a crash."""
-        self._end(signal.SIGKILL)
+        token = ("--initial-cluster-token", uuid.uuid4().hex)
+        self._flags = (*token, "--heartbeat-interval", "20", "--election-timeout", "200")
+        super().start(empty=empty)
 
     def terminate(self) -> None:
         """SIGTERM, as a planned restart."""
-        self._end(signal.SIGTERM)
-
-    def _end(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(number)
-            self._process.wait()
-            self._process = None
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait()
+        self._process = None
 
     def ctl(self, *arguments: str) -> str:
-        command = [
-            str(Path(sys.executable).with_name("etcdctl")),
-            "--endpoints",
-            self.endpoint,
-            *arguments,
-        ]
+        program = str(Path(sys.executable).with_name("etcdctl"))
+        command = [program, "--endpoints", self.endpoint, *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture(scope="session")
-def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalEtcd]:
     """One etcd for the tests that leave it running; each takes a namespace of its own."""
-    server = EtcdServer(tmp_path_factory.mktemp("etcd") / "data")
+    server = MortalEtcd(tmp_path_factory.mktemp("etcd"))
     server.start()
     yield server
-    server.kill()
+    server.close()
 
 
 @pytest.fixture
-def stopped_etcd(tmp_path: Path) -> Iterator[EtcdServer]:
+def stopped_etcd(tmp_path: Path) -> Iterator[MortalEtcd]:
     """An etcd of the test's own, not started."""
-    server = EtcdServer(tmp_path / "etcd")
+    server = MortalEtcd(tmp_path)
     yield server
-    server.kill()
+    server.close()
 
 
 @pytest.fixture
-def own_etcd(stopped_etcd: EtcdServer) -> EtcdServer:
+def own_etcd(stopped_etcd: MortalEtcd) -> MortalEtcd:
     """An etcd of the test's own, started."""
     stopped_etcd.start()
     return stopped_etcd
@@ -273,52 +211,15 @@ class Authority:
     """A CA that signs worker certificates."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._serial = itertools.count()
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pdcluster ca")])
-        builder = self._builder("pdcluster ca", self._key).add_extension(
-            x509.BasicConstraints(ca=True, path_length=0), critical=True
-        )
-        self.certificate = builder.sign(self._key, hashes.SHA256())
-
-    def _builder(self, name: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-        now = datetime.datetime.now(datetime.UTC)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-            .issuer_name(self._name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(minutes=5))
-            .not_valid_after(now + datetime.timedelta(hours=1))
-        )
+        self._folder, self._serial, self._pair = folder, itertools.count(), new_authority()
 
     def issue(self, trusted: "Authority | None" = None) -> TLSConfig:
         """Files of one worker; `trusted` is the CA that it believes in, if not this one."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        builder = self._builder("worker", key)
-        builder = builder.add_extension(
-            x509.SubjectAlternativeName([x509.DNSName("worker.pdcluster")]), critical=False
-        )
-        usages = x509.ExtendedKeyUsage(
-            [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        )
-        certificate = builder.add_extension(usages, critical=False).sign(self._key, hashes.SHA256())
-        pem = serialization.Encoding.PEM
-        key_pem = key.private_bytes(
-            pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        contents = {
-            "ca": (trusted or self).certificate.public_bytes(pem),
-            "certificate": certificate.public_bytes(pem),
-            "key": key_pem,
-        }
         folder = self._folder / f"worker-{next(self._serial)}"
         folder.mkdir()
-        for name, content in contents.items():
-            (folder / f"{name}.pem").write_bytes(content)
-        return TLSConfig(**{name: str(folder / f"{name}.pem") for name in contents})
+        ca, _ = write_pair(folder, "ca", (trusted or self)._pair)
+        certificate, key = write_pair(folder, "worker", worker_pair(self._pair))
+        return TLSConfig(ca=str(ca), certificate=str(certificate), key=str(key))
 
 
 @pytest.fixture(scope="session")

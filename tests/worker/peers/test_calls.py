@@ -93,20 +93,15 @@ async def test_a_lost_peer_gets_no_call(d: Any) -> None:
 
 
 async def test_generate_streams_tokens_as_the_handler_makes_them(d: Any, spec: Any) -> None:
+    lost = ("max_tokens=2", "prefill=local")
+    d.other.handler.degraded = lost
     answer = await collect(d.d2.generate(spec(), "remote"))
 
     assert answer == [
-        Generated(Token("q1", 5), "remote"),
+        Generated(Token("q1", 5), "remote", degraded=lost),
         Generated(Token("q1", 7, finish_reason="length")),
     ]
     assert d.other.handler.calls == [("generate", spec(), "remote")]
-
-
-async def test_generate_says_what_the_request_lost(d: Any, spec: Any) -> None:
-    d.other.handler.degraded = ("max_tokens=2", "prefill=local")
-    answer = await collect(d.d2.generate(spec(), "auto"))
-
-    assert [generated.degraded for generated in answer] == [("max_tokens=2", "prefill=local"), ()]
 
 
 async def test_generate_carries_a_prompt_of_128k_tokens(d: Any, spec: Any) -> None:
@@ -138,11 +133,7 @@ async def test_request_error_arrives_as_it_was_raised(
         await collect(d.d2.generate(spec(), "auto"))
 
     assert vars(caught.value) == vars(error)
-
-
-async def test_error_of_any_length_and_script_arrives(d: Any, spec: Any) -> None:
     d.other.handler.error = RequestError("긴 오류 " * 5000)
-
     with pytest.raises(RequestError, match="긴 오류"):
         await collect(d.d2.generate(spec(), "auto"))
 

@@ -15,30 +15,28 @@ from pdcluster_worker.peers import tls
 from pdcluster_worker.peers.tls import Credentials
 from tests.authorities import Pair, new_authority, worker_pair
 
-
-@pytest.mark.parametrize("name", ["ca", "certificate", "key"])
-def test_missing_file_is_refused_by_name(authority: Any, tmp_path: Path, name: str) -> None:
-    config = msgspec.structs.replace(authority.issue(), **{name: str(tmp_path / "none.pem")})
-
-    with pytest.raises(ConfigError, match=rf"tls\.{name}: .*none\.pem cannot be read"):
-        Credentials(config)
+BROKEN = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 
 
 @pytest.mark.parametrize("name", ["ca", "certificate", "key"])
-def test_file_that_is_not_pem_is_refused_by_name(authority: Any, tmp_path: Path, name: str) -> None:
-    path = tmp_path / "garbage.pem"
-    path.write_bytes(b"\x00garbage")
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, ": .*tls.pem cannot be read"),
+        (b"\x00garbage", ": .* is not a PEM file"),
+        (BROKEN, ""),
+    ],
+    ids=["missing", "no PEM", "broken"],
+)
+def test_file_that_is_none_is_refused_by_name(
+    authority: Any, tmp_path: Path, name: str, content: bytes | None, words: str
+) -> None:
+    path = tmp_path / "tls.pem"
+    if content is not None:
+        path.write_bytes(content)
 
-    with pytest.raises(ConfigError, match=rf"tls\.{name}: .* is not a PEM file"):
+    with pytest.raises(ConfigError, match=rf"tls\.{name}{words}" if words else "tls"):
         Credentials(msgspec.structs.replace(authority.issue(), **{name: str(path)}))
-
-
-def test_broken_pem_is_refused(authority: Any, tmp_path: Path) -> None:
-    path = tmp_path / "broken.pem"
-    path.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
-
-    with pytest.raises(ConfigError, match=r"tls\.ca"):
-        Credentials(msgspec.structs.replace(authority.issue(), ca=str(path)))
 
 
 def test_key_of_another_certificate_is_refused(authority: Any) -> None:
@@ -142,7 +140,7 @@ async def test_an_end_that_has_not_reloaded_is_refused_by_one_that_has_moved_on(
 @pytest.mark.parametrize("name", ["ca", "certificate", "key"])
 @pytest.mark.parametrize(
     "content",
-    [b"", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", STRANGER.key, None],
+    [b"", BROKEN, STRANGER.key, None],
 )
 async def test_a_broken_file_keeps_the_last_good_ones(
     name: str, content: bytes | None, pair: Any, eventually: Any, caplog: pytest.LogCaptureFixture

@@ -1,5 +1,7 @@
 """Every value survives the wire, and no impossible one gets in."""
 
+from collections.abc import Callable
+from functools import partial
 from math import inf, nan
 from typing import Any
 
@@ -125,60 +127,48 @@ geometries = st.builds(
 )
 
 
-@given(st.builds(PrefillCall, specs, names, targets, names))
-def test_prefill_survives_the_wire(call: PrefillCall) -> None:
-    assert checks.parse_prefill(encode(call)) == call
-
-
-@given(specs)
-def test_push_of_a_prefix_survives_the_wire(spec: RequestSpec) -> None:
-    call = PushPrefix("p", "d", spec)
-    assert checks.parse_push_prefix(encode(call)) == call
-
-
-@given(targets)
-def test_target_survives_the_wire(target: TransferTarget) -> None:
-    assert checks.parse_target(encode(target)) == target
-
-
-@given(tokens)
-def test_token_survives_the_wire(token: Token) -> None:
-    assert checks.parse_prefill_reply("q", encode(PrefillReply(first_token=token))) == token
-
-
-@given(
-    tokens,
-    st.builds(
-        PrefillDone, st.just("q"), longs, reals, st.none() | st.integers(0, 2**64 - 1), reals
-    ),
+dones = st.builds(
+    PrefillDone, st.just("q"), longs, reals, st.none() | st.integers(0, 2**64 - 1), reals
 )
-def test_prefill_done_survives_the_wire(token: Token, done: PrefillDone) -> None:
-    assert checks.parse_prefill_reply("q", encode(PrefillReply(done=done))) == done
-    pushed = PrefixPushed(token, done)
-    assert checks.parse_prefix_pushed("q", encode(pushed)) == pushed
-
-
-@given(
-    st.builds(
-        Hello,
-        *(names, st.text(), geometries, st.text(), st.text(), st.integers(1, 8)),
-        *(st.text(), st.text(), naturals, naturals, naturals, st.booleans()),
-    )
+hellos = st.builds(
+    Hello,
+    *(names, st.text(), geometries, st.text(), st.text(), st.integers(1, 8)),
+    *(st.text(), st.text(), naturals, naturals, naturals, st.booleans()),
 )
-def test_hello_survives_the_wire(hello: Hello) -> None:
-    assert decode_hello(encode(hello)) == hello
-
-
-@given(
-    st.builds(
-        WorkerLoad,
-        *(naturals, naturals, longs, naturals, longs, naturals, naturals, st.text(), longs),
-        *(st.floats(min_value=0, max_value=1e300), longs),
-    )
+loads = st.builds(
+    WorkerLoad,
+    *(naturals, naturals, longs, naturals, longs, naturals, naturals, st.text(), longs),
+    *(st.floats(min_value=0, max_value=1e300), longs),
 )
-def test_load_survives_the_wire(load: WorkerLoad) -> None:
-    report = Report(load, (b"a",), (b"b",), True, 7)
-    assert decode_report(encode(report)) == report
+
+
+@pytest.mark.parametrize(
+    ("messages", "parse"),
+    [
+        (st.builds(PrefillCall, specs, names, targets, names), checks.parse_prefill),
+        (st.builds(PushPrefix, st.just("p"), st.just("d"), specs), checks.parse_push_prefix),
+        (targets, checks.parse_target),
+        (st.builds(PrefixPushed, tokens, dones), partial(checks.parse_prefix_pushed, "q")),
+        (hellos, decode_hello),
+        (
+            st.builds(Report, loads, st.just((b"a",)), st.just((b"b",)), st.just(True), st.just(7)),
+            decode_report,
+        ),
+    ],
+    ids=["prefill", "push of a prefix", "target", "prefix pushed", "hello", "report"],
+)
+@given(st.data())
+def test_message_survives_the_wire(
+    messages: st.SearchStrategy[Any], parse: Callable[[bytes], Any], data: st.DataObject
+) -> None:
+    message = data.draw(messages)
+    assert parse(encode(message)) == message
+
+
+@given(tokens, dones)
+def test_answers_of_a_prefill_survive_the_wire(token: Token, done: PrefillDone) -> None:
+    for reply in (PrefillReply(first_token=token), PrefillReply(done=done)):
+        assert checks.parse_prefill_reply("q", encode(reply)) == (reply.first_token or reply.done)
 
 
 @pytest.mark.parametrize(

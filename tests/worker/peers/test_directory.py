@@ -153,14 +153,6 @@ async def test_router_refuses_a_worker_of_another_model(
     )
 
 
-async def test_starting_worker_is_not_a_peer_yet(worker: Any, record: Any) -> None:
-    d = await worker("d", "decode")
-
-    d.directory.set_members({"p": record("p", role="prefill", engine_id="", state="starting")})
-
-    assert list(d.metrics.peers.collect()[0].samples) == []
-
-
 async def test_draining_peer_gets_no_new_work_and_keeps_its_streams(
     worker: Any, spec: Any, target: Any, eventually: Eventually
 ) -> None:
@@ -237,31 +229,6 @@ async def test_mismatched_pair_is_refused_and_reported_on_both_sides(
     )
     assert d.directory.refused("decode") == {}
     assert await d.directory.probe(p.record)  # refused is not dead
-
-
-async def test_pair_of_ranks_that_do_not_divide_is_refused_at_the_handshake(
-    worker: Any, eventually: Eventually
-) -> None:
-    d, p = (
-        await worker("d", "decode", tensor_parallel_size=2),
-        await worker("p", "prefill", tensor_parallel_size=3),
-    )
-    fits = await worker("p2", "prefill", tensor_parallel_size=4)
-
-    d.sees(p, fits)
-
-    await eventually(lambda: "p" in d.directory.refused("prefill"))
-    assert (
-        "tensor-parallel size is 2 here and 3 at the peer: one must divide the other"
-        in d.directory.refused("prefill")["p"]
-    )
-    await eventually(lambda: [peer.key for peer in d.directory.prefills()] == ["p2"])
-    assert (
-        d.metrics.registry.get_sample_value(
-            "pdcluster_peer_refused_total", {"reason": "tensor_parallel"}
-        )
-        == 1
-    )
 
 
 async def test_refused_peer_is_tried_again_once_it_has_another_engine(
@@ -364,15 +331,6 @@ async def test_lost_peer_is_found_again_when_it_is_back(
     p.server, _ = await start_grpc(p.service, "127.0.0.1", port, credentials)
     await eventually(d.directory.prefills)
     await p.server.stop(None)
-
-
-async def test_peer_that_left_is_dropped(worker: Any, eventually: Eventually) -> None:
-    d, _ = await pair(worker, eventually)
-
-    d.sees()
-
-    await eventually(lambda: d.lost == ["p"])
-    assert d.directory.prefills() == []
 
 
 async def test_notes_of_a_request_come_back_by_our_clock(
@@ -580,13 +538,6 @@ async def test_taken_port_is_refused(worker: Any, credentials: Any) -> None:
 
         with pytest.raises(ConfigError, match=rf"listen\.grpc: 127\.0\.0\.1:{port} cannot be used"):
             await worker("p", "prefill", port=port)
-
-
-async def test_two_workers_do_not_share_a_port(worker: Any) -> None:
-    p = await worker("p", "prefill")
-
-    with pytest.raises(ConfigError):
-        await worker("p2", "prefill", port=int(p.record.grpc_address.split(":")[1]))
 
 
 async def test_lost_peer_leaves_no_task_behind(worker: Any, eventually: Eventually) -> None:

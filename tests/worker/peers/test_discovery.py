@@ -44,21 +44,6 @@ async def test_closed_worker_leaves_at_once_when_it_does_not_answer(
     await eventually(lambda: b.pods == {"b"})
 
 
-async def test_drained_worker_leaves_without_a_probe(
-    shared_etcd: Any, watcher: Any, eventually: Eventually
-) -> None:
-    a, b = (
-        watcher(shared_etcd.endpoint, "a", lease_seconds=60, state="drained"),
-        watcher(shared_etcd.endpoint, "b"),
-    )
-    await eventually(lambda: b.pods == {"a", "b"})
-
-    await a.discovery.close()
-
-    await eventually(lambda: b.pods == {"b"})
-    assert b.probed == []
-
-
 async def test_last_word_of_a_worker_is_reported_before_its_end(
     shared_etcd: Any, watcher: Any, eventually: Eventually
 ) -> None:

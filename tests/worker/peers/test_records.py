@@ -30,12 +30,6 @@ def test_record_survives_json(record: Callable[..., WorkerRecord]) -> None:
     assert decode_record(KEY, encode_record(record("a"))) == record("a")
 
 
-def test_record_of_a_starting_worker_has_no_engine_yet(record: Callable[..., WorkerRecord]) -> None:
-    starting = record("a", engine_id="", state="starting")
-
-    assert decode_record(KEY, encode_record(starting)) == starting
-
-
 def test_record_says_what_the_engine_computes_on_or_nothing(
     record: Callable[..., WorkerRecord],
 ) -> None:
@@ -138,13 +132,6 @@ def test_drained_member_goes_without_a_probe(record: Make) -> None:
 
     assert membership.delete("a")
     assert membership.records == {}
-
-
-def test_delete_of_an_unknown_pod_changes_nothing(record: Make) -> None:
-    membership = members_of(record("a"))
-
-    assert not membership.delete("x")
-    assert membership.missing == []
 
 
 class DeadContext:
