@@ -89,10 +89,16 @@ class ScriptedEngine:
 
 
 class RecordingPeer:
-    """A prefill worker: records wants and releases, and plays `replies` to a prefill."""
+    """A prefill worker: records wants and releases, and plays `replies` to a prefill.
 
-    def __init__(self, key: str, matched_blocks: int = 0, waiting_tokens: int = 0) -> None:
+    grants: every want, at once.
+    """
+
+    def __init__(
+        self, key: str, matched_blocks: int = 0, waiting_tokens: int = 0, *, grants: bool = False
+    ) -> None:
         self.key = key
+        self.grants = grants
         self.record = SimpleNamespace(http_address=f"{key}:8000")
         self.load = WorkerLoad(waiting_tokens=waiting_tokens)
         self.matched_blocks = matched_blocks
@@ -111,6 +117,8 @@ class RecordingPeer:
 
     def claim(self, request_id: str, tokens: int, priority: int) -> None:
         self.claims.append((request_id, tokens))
+        if self.grants and self.broker is not None:
+            asyncio.get_running_loop().call_soon(self.broker.on_credit, self, request_id, True)
 
     def release(self, request_id: str) -> None:
         self.released.append(request_id)

@@ -60,13 +60,6 @@ async def holder(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Holder]:
     await holder.drain.close()
 
 
-async def test_drain_of_an_idle_worker_is_over_when_its_clients_were_counted(holder):
-    holder.drain.command(True)
-    await holder.drained()
-
-    assert (holder.states, holder.num_asked) == (["draining", "drained"], 1)
-
-
 async def test_drain_waits_for_clients_there_when_the_last_request_has_ended_and_no_others(holder):
     """Refusals and scrapes go on, and some answer is always on the way."""
     holder.num_unsent = 2
@@ -228,23 +221,15 @@ async def test_end_is_not_taken_back_by_a_command(holder):
     holder.count = 1
     holder.drain.command(True)
     holder.drain.end()
-    holder.drain.command(False)
-    assert holder.states == ["draining"]
+    for present in (False, True, False):
+        holder.drain.command(present)
+    assert (holder.drain.state, holder.states) == ("draining", ["draining"])
 
     holder.count = 0
     async with asyncio.timeout(DEADLINE_SECONDS):
         await holder.drain.drained()
 
     assert holder.states == ["draining", "drained"]
-
-
-async def test_command_in_the_end_changes_nothing(holder):
-    holder.count = 1
-    holder.drain.end()
-    for present in (True, False, True):
-        holder.drain.command(present)
-
-    assert (holder.drain.state, holder.states) == ("draining", ["draining"])
 
 
 async def test_drained_returns_only_while_nothing_holds(holder):

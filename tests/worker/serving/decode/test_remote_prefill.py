@@ -30,7 +30,6 @@ from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Toke
 from pdcluster_worker.routing.prefill_choice import REQUESTING_HEADS
 from pdcluster_worker.routing.ttft import MIN_SAMPLES, STEP, SloFeedback, TtftEstimates
 from pdcluster_worker.serving.decode import remote_prefill
-from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.decode.offload_decider import OffloadDecider, RequestTimer
 from pdcluster_worker.serving.worker_context import WorkerContext
@@ -58,16 +57,6 @@ FIRST = Token("r", 7)
 DONE = PrefillDone("r", num_bytes=64, seconds=0.01)
 
 
-class GrantingPeer(RecordingPeer):
-    """Grants every want."""
-
-    broker: CreditBroker
-
-    def claim(self, request_id: str, tokens: int, priority: int) -> None:
-        super().claim(request_id, tokens, priority)
-        asyncio.get_running_loop().call_soon(self.broker.on_credit, self, request_id, True)
-
-
 def serve(message: EngineInput) -> Sequence[EngineOutput]:
     """An engine with room that makes one more token and ends."""
     match message:
@@ -81,18 +70,18 @@ def serve(message: EngineInput) -> Sequence[EngineOutput]:
 
 
 @pytest.fixture
-def peer() -> GrantingPeer:
-    return GrantingPeer("p")
+def peer() -> RecordingPeer:
+    return RecordingPeer("p", grants=True)
 
 
 @pytest.fixture
-def peers(peer: GrantingPeer) -> list[RecordingPeer]:
+def peers(peer: RecordingPeer) -> list[RecordingPeer]:
     return [peer]
 
 
 @pytest.fixture
 def dispatcher(
-    worker: WorkerContext, engine: ScriptedEngine, peer: GrantingPeer, peers: list[RecordingPeer]
+    worker: WorkerContext, engine: ScriptedEngine, peers: list[RecordingPeer]
 ) -> DecodeDispatcher:
     engine.answer = serve
     return dispatcher_of(worker, peers)
@@ -142,55 +131,37 @@ async def test_request_notes_its_lifetime_in_order(dispatcher, peer, mode):
     assert mode == "local" or others["credit"]["peer"] == "p"
 
 
-async def test_request_notes_a_prefill_that_failed_and_what_followed(dispatcher, peer):
-    peer.replies = [PeerError("gone")]
-    with begin_trace("r") as trace:
-        dispatcher._worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=0))
-        await collect(dispatcher, "auto")
-
-    facts = {event.name: event.facts for event in trace.events}
-    assert facts["prefill_failed"] == {"peer": "p", "outcome": "failed"}
-    assert facts["context_end"]["prefill"] == "local"
-
-
 async def test_remote_prefill_failure_before_the_first_token_falls_back_to_local(
     dispatcher, engine, peer, worker
 ):
     worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=0))
     peer.replies = [PeerError("gone")]
-    tokens = await collect(dispatcher, "auto")
+    with begin_trace("r") as trace:
+        tokens = await collect(dispatcher, "auto")
 
     assert [(g.token.token_id, g.prefill) for g in tokens] == [(7, "local"), (8, None)]
     assert engine.inputs[1] == ReceiveFailed("r", EPOCH, None)
     assert (outcomes(worker), peer.released) == ({"failed": 1.0}, ["r"])
-
-
-async def test_time_of_a_prefill_that_failed_counts_against_the_prefill_workers(dispatcher, peer):
-    """Else `sloFeedback` would take it for slowness here, and send more there."""
-    dispatcher._worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=0))
-    peer.replies = [PeerError("gone")]
-    await collect(dispatcher, "auto")
-
+    facts = {event.name: event.facts for event in trace.events}
+    assert facts["prefill_failed"] == {"peer": "p", "outcome": "failed"}
+    assert facts["context_end"]["prefill"] == "local"
+    # its time counts there: else `sloFeedback` would take it for slowness here, and send more
     lines = dispatcher._decider._feedback._fits
     assert {side: queue.num_samples for side, queue in lines.items()} == {"local": 0, "remote": 1}
 
 
-async def test_remote_prefill_failure_after_the_first_token_keeps_it(dispatcher, engine, peer):
-    peer.replies = [FIRST, PeerError("gone")]
+@pytest.mark.parametrize("replies", [[FIRST, PeerError("gone")], [FIRST]], ids=["error", "end"])
+async def test_remote_prefill_failure_after_the_first_token_keeps_it(
+    dispatcher, engine, peer, worker, replies
+):
+    peer.replies = replies
     tokens = await collect(dispatcher)
 
     assert [(g.token.token_id, g.prefill) for g in tokens] == [(7, "remote"), (8, None)]
     failed = engine.inputs[1]
     assert isinstance(failed, ReceiveFailed)
     assert failed.first is not None
-    assert failed.first.token_id == 7
-
-
-async def test_remote_prefill_stream_that_ends_without_done_is_a_failure(dispatcher, peer, worker):
-    peer.replies = [FIRST]
-    await collect(dispatcher)
-
-    assert outcomes(worker) == {"failed": 1.0}
+    assert (failed.first.token_id, outcomes(worker)) == (7, {"failed": 1.0})
 
 
 async def test_remote_prefill_forced_fails_clean_when_the_peer_fails_first(

@@ -22,7 +22,6 @@ from pdcluster_worker.messages.engine import (
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token, TransferTarget
 from pdcluster_worker.serving.decode import remote_prefill
-from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.engines import stall_watch
 from pdcluster_worker.serving.engines.client import EngineStalledError
@@ -43,15 +42,7 @@ STALLED = RequestError("the engine of this worker has stalled", status=503, code
 
 
 class SilentPeer(RecordingPeer):
-    """A prefill worker that grants everything, plays its replies and then says nothing more."""
-
-    broker: CreditBroker
-    grants = True
-
-    def claim(self, request_id: str, tokens: int, priority: int) -> None:
-        super().claim(request_id, tokens, priority)
-        if self.grants:
-            asyncio.get_running_loop().call_soon(self.broker.on_credit, self, request_id, True)
+    """A prefill worker that plays its replies and then says nothing more."""
 
     async def prefill(
         self, spec: RequestSpec, target: TransferTarget
@@ -75,7 +66,7 @@ def serve(message: EngineInput) -> Sequence[EngineOutput]:
 
 @pytest.fixture
 def peer() -> SilentPeer:
-    return SilentPeer("p")
+    return SilentPeer("p", grants=True)
 
 
 @pytest.fixture
@@ -250,15 +241,6 @@ async def test_ingress_whose_peer_fails_while_the_engine_here_stalls_refuses(wor
 
 
 # --- a decode peer's engine -----------------------------------------------------------------------
-
-
-async def test_ingress_peer_that_stalls_before_the_first_token_means_another_try(worker, engine):
-    engine.answer = serve
-    peer = DecodePeer(STALLED)
-    ingress = make_ingress(worker, peer)
-    ingress._local._num_decoding = 3
-
-    assert (await request_credits(ingress), peer.requested) == ([8], ["r"])
 
 
 async def test_ingress_peer_that_stalls_after_the_first_token_is_left(worker, engine):

@@ -53,17 +53,11 @@ def tokens(request_id: str, *ids: int) -> Tokens:
 class PlayedPeer(RecordingPeer):
     """A connected prefill worker of pool `a`."""
 
-    def __init__(self, broker: CreditBroker | None = None) -> None:
-        super().__init__("p-0")
+    def __init__(self) -> None:
+        super().__init__("p-0", grants=True)
         self.record = SimpleNamespace(pool="a", role="prefill")
         self.state = "ready"
-        self.broker = broker
         self.replies = [Token("r", 1), DONE]
-
-    def claim(self, request_id: str, tokens: int, priority: int) -> None:
-        super().claim(request_id, tokens, priority)
-        if self.broker is not None:
-            asyncio.get_running_loop().call_soon(self.broker.on_credit, self, request_id, True)
 
 
 class Rig:
@@ -172,20 +166,21 @@ async def test_tokens_are_those_of_a_local_prefill(rig, remote, local, outcome):
     )
 
 
-async def test_engine_without_checksums_is_verified_without_them(rig):
-    rig.received = Received("r", 8)
+@pytest.mark.parametrize(
+    ("received", "figures"),
+    [
+        (Received("r", 8), (4096, 16384)),
+        (Received("r", 8, num_bytes=3000, seconds=0.5), (3000, 6000)),
+    ],
+    ids=["an engine without checksums", "an engine that fetches measures the rate itself"],
+)
+async def test_what_an_engine_does_not_say_is_not_asked_of_it(rig, received, figures):
+    rig.received = received
 
     found = await rig.run()
 
-    assert (found.outcome, found.has_checksum, found.num_bytes) == ("verified", False, 4096)
-
-
-async def test_engine_that_fetches_measures_the_rate_itself(rig):
-    rig.received = Received("r", 8, num_bytes=3000, seconds=0.5)
-
-    found = await rig.run()
-
-    assert (found.num_bytes, found.bytes_per_second) == (3000, 6000)
+    assert (found.outcome, found.has_checksum) == ("verified", False)
+    assert (found.num_bytes, found.bytes_per_second) == figures
 
 
 @pytest.mark.parametrize("replies", [[PeerError("it is gone")], [Token("r", 1)], [DONE]])

@@ -27,7 +27,6 @@ from pdcluster_worker.messages.engine import (
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token, TransferTarget
 from pdcluster_worker.serving.decode import offload_decider
-from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.tracing.request_trace import begin_trace
@@ -45,15 +44,9 @@ def spec(name: str, own: int, **fields: int) -> RequestSpec:
 class SlowPeer(RecordingPeer):
     """Grants every want, and answers a prefill when the test lets it."""
 
-    broker: CreditBroker
-
     def __init__(self, key: str) -> None:
-        super().__init__(key)
+        super().__init__(key, grants=True)
         self.computed: dict[str, asyncio.Future[None]] = {}
-
-    def claim(self, request_id: str, tokens: int, priority: int) -> None:
-        super().claim(request_id, tokens, priority)
-        asyncio.get_running_loop().call_soon(self.broker.on_credit, self, request_id, True)
 
     async def prefill(
         self, spec: RequestSpec, target: TransferTarget
@@ -150,8 +143,10 @@ async def check_sent_at_once(requested: Asked, peer: SlowPeer) -> None:
     assert await requested.end() == "remote"
 
 
-async def led(dispatcher: DecodeDispatcher, peer: SlowPeer, **fields: int) -> Asked:
-    leader = Asked(dispatcher, spec("leader", 90, **fields))
+async def led(
+    dispatcher: DecodeDispatcher, peer: SlowPeer, of: RequestSpec | None = None, **fields: int
+) -> Asked:
+    leader = Asked(dispatcher, of or spec("leader", 90, **fields))
     await until(lambda: "leader" in peer.computed)
     return leader
 
@@ -318,24 +313,22 @@ async def test_prompt_that_stays_anyway_does_not_wait(dispatcher, peer):
     assert await Asked(dispatcher, spec("g", 92)).end() == "local"
 
 
-async def test_nothing_waits_for_a_prompt_that_is_much_longer(dispatcher, peer):
-    Asked(dispatcher, replace(spec("leader", 90), prompt=[*SHARED, *range(50, 74)]))
-    await until(lambda: "leader" in peer.computed)
-    await check_sent_at_once(
-        Asked(dispatcher, replace(spec("f", 91), prompt=[*SHARED[:8], *range(80, 84)])), peer
-    )
-
-
-async def test_nothing_waits_for_a_prompt_that_names_its_prefill_worker(dispatcher, peer):
-    """It may be far behind in that one's line."""
-    Asked(dispatcher, replace(spec("leader", 90), prefiller="p:8000"))
-    await until(lambda: "leader" in peer.computed)
-    await check_sent_at_once(Asked(dispatcher, spec("f", 91)), peer)
-
-
-async def test_nothing_waits_for_a_prompt_of_one_token_whose_kv_does_not_come(dispatcher, peer):
-    await led(dispatcher, peer, max_tokens=1)
-    await check_sent_at_once(Asked(dispatcher, spec("f", 91)), peer)
+@pytest.mark.parametrize(
+    ("leader", "follower"),
+    [
+        (
+            replace(spec("leader", 90), prompt=[*SHARED, *range(50, 74)]),
+            replace(spec("f", 91), prompt=[*SHARED[:8], *range(80, 84)]),
+        ),
+        # it may be far behind in that one's line
+        (replace(spec("leader", 90), prefiller="p:8000"), spec("f", 91)),
+        (spec("leader", 90, max_tokens=1), spec("f", 91)),
+    ],
+    ids=["much longer", "names its prefill worker", "of one token, whose KV does not come"],
+)
+async def test_nothing_waits_for_a_prompt(dispatcher, peer, leader, follower):
+    await led(dispatcher, peer, leader)
+    await check_sent_at_once(Asked(dispatcher, follower), peer)
 
 
 async def test_nothing_waits_where_the_engine_keeps_no_prefixes(dispatcher, worker, peer):

@@ -148,14 +148,6 @@ async def test_every_process_is_reported_and_loads_those_that_come_again_too(sce
     assert all(child.script.inputs[0] == Begin("float32") for child in scene.children)
 
 
-async def test_engine_that_is_killed_is_started_again(scene):
-    await scene.load()
-    scene.group.kill(scene.group.engines.first, "it has stalled")
-    again = await scene.child(2)
-    again.load()
-    await until(lambda: scene.serving == [0, 1])
-
-
 async def test_engine_that_does_not_stay_is_started_at_longer_and_longer_intervals(scene):
     await scene.load()
     for number in range(6):

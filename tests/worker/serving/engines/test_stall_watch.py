@@ -146,8 +146,13 @@ def test_longest_step_is_forgotten_after_an_hour_but_that_of_the_warm_up_is_not(
     assert longest.seconds == 3.0
 
 
-def test_watch_idle_engine_that_answers_stays_well():
-    assert set(Watched().answered([Pong(7, IDLE)] * 100)) == {"well"}
+@pytest.mark.parametrize(
+    "pongs",
+    [[Pong(7, IDLE)] * 100, [Pong(steps, BUSY) for steps in range(100)]],
+    ids=["idle", "makes steps"],
+)
+def test_watch_engine_that_answers_and_has_nothing_to_do_or_makes_steps_stays_well(pongs):
+    assert set(Watched().answered(pongs)) == {"well"}
 
 
 def test_watch_engine_that_answers_with_work_and_makes_no_step_stalls():
@@ -156,10 +161,6 @@ def test_watch_engine_that_answers_with_work_and_makes_no_step_stalls():
     second = watched.answered([Pong(7, BUSY)] * 3)
 
     assert (first, second) == (["well"] * 3, ["well", "stalled", "stalled"])
-
-
-def test_watch_engine_that_makes_steps_stays_well():
-    assert set(Watched().answered([Pong(steps, BUSY) for steps in range(100)])) == {"well"}
 
 
 def test_watch_statistics_count_as_steps():

@@ -305,13 +305,6 @@ async def test_y13_requests_wait_while_every_worker_is_busy_in_order_of_arrival(
     assert peer.requested == ["r0", "r1", "r2"]
 
 
-async def test_y13_without_a_threshold_nothing_waits(worker):
-    peer = NamedPeer("a", WorkerLoad(waiting_tokens=1_000_000))
-    peer.may_answer.set()
-
-    assert await collect(drain(worker, peer), spec("r")) == [5]
-
-
 async def test_y13_one_worker_below_the_threshold_is_enough(worker):
     peers = [
         NamedPeer("a", WorkerLoad(waiting_tokens=1000)),

@@ -68,13 +68,6 @@ async def test_race_is_won_by_the_first_token_and_the_loser_is_closed(worker, en
     assert (facts["race"], facts["race_won"]) == ({"first": "a", "rival": "b"}, {"by": winner})
 
 
-async def test_race_of_two_that_are_as_fast_has_one_answer(worker, engine):
-    first, rival = two()
-
-    assert ids(await collect(ingress_of(worker, engine, first, rival))) == WHOLE
-    assert (first.num_open, rival.num_open) == (0, 0)
-
-
 async def test_race_that_an_entrant_leaves_goes_to_the_other(worker, engine):
     first, rival = two()
     first.ends_after = 0
@@ -106,17 +99,6 @@ async def test_race_of_a_request_that_is_at_fault_ends_as_it_would(worker, engin
     assert (worker.active, engine.inputs) == (0, [])
 
 
-async def test_winner_that_is_lost_in_mid_stream_is_moved_from(worker, engine):
-    first, rival = two(first_waits=True)
-    rival.ends_after = 2
-    requested = asyncio.create_task(collect(ingress_of(worker, engine, first, rival)))
-    await until(lambda: len(first.requested) == 2)
-    first.goes_on.set()
-
-    assert ids(await requested) == WHOLE
-    assert counted(worker) == {("lost", "moved"): 1}
-
-
 async def test_entrant_that_failed_is_taken_again_when_the_winner_is_lost(worker, engine):
     first, rival = two(first_waits=True)
     rival.ends_after, first.ends_after = 0, 2
@@ -136,15 +118,6 @@ async def test_winner_that_preempts_goes_on_where_no_worker_has_room(worker, eng
 
     assert ids(await collect(ingress)) == WHOLE
     assert ([len(output) for output in first.outputs], engine.inputs) == ([0, 2, 4], [])
-
-
-async def test_other_choices_begin_where_the_race_was_won(worker, engine):
-    first, rival = two(first_waits=True)
-    made = await collect(ingress_of(worker, engine, first, rival), spec("x"), spec("y"))
-
-    assert (ids(made, 0), ids(made, 1)) == (WHOLE, WHOLE)
-    assert "y" in rival.requested
-    assert "y" not in first.requested
 
 
 async def test_race_that_its_client_leaves_closes_both(worker, engine):

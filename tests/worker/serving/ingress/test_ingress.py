@@ -121,20 +121,12 @@ async def test_reader_takes_no_tokens_of_a_peer(worker, engine):
     assert (later, reader.taken) == ([6, 7], [])
 
 
-async def test_ingress_relays_to_the_worker_with_fewest_requests(worker, engine):
-    peer = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"))
-    ingress = make_ingress(worker, engine, peer)
-    busy_here(ingress)
-
-    assert await collect(ingress, spec()) == [(0, 5)]
-    assert peer.requested == ["r"]
-
-
 @pytest.mark.parametrize(
     "error",
     [
         PeerError("connection refused"),
         RequestError("the engine of this worker stopped", status=503, code="engine_dead"),
+        RequestError("the engine of this worker has stalled", status=503, code="engine_stalled"),
         RequestError("this worker is draining", status=503, code="draining"),
         RequestError("too many wait", status=503, code="queue_full"),
     ],
@@ -229,15 +221,6 @@ async def test_ingress_of_a_draining_worker_tries_every_peer(worker, engine):
 
     assert await collect(make_ingress(worker, engine, broken, full, good), spec()) == [(0, 5)]
     assert (len(broken.requested), len(full.requested), len(good.requested)) == (1, 1, 1)
-
-
-async def test_ingress_of_a_draining_worker_refuses_when_every_peer_failed(worker, engine):
-    worker.announce("draining")
-    peers = [DecodePeer(PeerError("connection refused"), key=key) for key in "ab"]
-    with pytest.raises(RequestError, match="draining") as caught:
-        await collect(make_ingress(worker, engine, *peers), spec())
-
-    assert (caught.value.code, worker.active, engine.inputs) == ("draining", 0, [])
 
 
 async def test_ingress_of_a_draining_worker_says_why_its_last_peer_refused(worker, engine):

@@ -94,42 +94,12 @@ async def test_request_that_has_ended_is_not_moved(worker, engine):
     assert (second.requested, engine.inputs, counted(worker)) == ([], [], {})
 
 
-async def test_moved_request_ends_up_here_when_no_peer_is_better(worker, engine):
-    assert ids(await collect(ingress_of(worker, engine, Model("a", ends_after=3)))) == WHOLE
-    submitted = engine.inputs[0]
-    assert isinstance(submitted, Submit)
-    assert (submitted.spec.request_id, submitted.spec.prompt, submitted.spec.output) == (
-        "r~1",
-        [1, 2, 3],
-        [10, 11, 12],
-    )
-
-
 async def test_moved_request_whose_prefill_was_forced_goes_by_the_rule(worker, engine):
     first, second = Model("a", ends_after=1), Model("b")
     second.load = WorkerLoad(num_running=1)
     await collect(ingress_of(worker, engine, first, second), prefill="remote")
 
     assert (first.modes, second.modes) == (["remote"], ["auto"])
-
-
-async def test_moves_are_bounded(worker, engine):
-    """A request that ends whatever runs it ends three workers at most."""
-    peers = [Model(key, ends_after=1) for key in "abcd"]
-    with pytest.raises(RequestError, match="was lost: reset") as caught:
-        await collect(ingress_of(worker, engine, *peers))
-
-    assert (caught.value.status, caught.value.code, worker.active) == (503, "decode_worker_lost", 0)
-    assert sum(len(peer.requested) for peer in peers) == 3
-    assert counted(worker) == {("lost", "moved"): 2, ("lost", "refused"): 1}
-
-
-async def test_moving_that_is_off_ends_in_an_error(worker, engine):
-    worker.policy = worker.policy.model_copy(update={"moving": MovingSpec(enabled=False)})
-    with pytest.raises(RequestError, match="was lost: reset"):
-        await collect(ingress_of(worker, engine, Model("a", ends_after=1)))
-
-    assert counted(worker) == {("lost", "refused"): 1}
 
 
 async def test_move_without_a_worker_left_is_a_clean_error(worker, engine):
@@ -151,14 +121,6 @@ async def test_move_that_a_worker_refuses_for_the_requests_own_fault_is_not_trie
     second.load = WorkerLoad(num_running=1)
     with pytest.raises(RequestError, match="bad"):
         await collect(ingress_of(worker, engine, Model("a", ends_after=1), second))
-
-
-async def test_choices_of_a_prompt_move_each_from_where_it_stands(worker, engine):
-    first, second = Model("a", ends_after=3), Model("b")
-    second.load = WorkerLoad(num_running=1)
-    made = await collect(ingress_of(worker, engine, first, second), spec("x"), spec("y"))
-
-    assert (ids(made, 0), ids(made, 1)) == (WHOLE, WHOLE)
 
 
 async def test_choices_that_begin_later_begin_where_the_first_has_gone(worker, engine):
