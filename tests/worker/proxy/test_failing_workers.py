@@ -198,24 +198,6 @@ async def test_a_draining_worker_ends_its_answers_and_gets_no_more(rig: Rig) -> 
     assert (await client.answer())[1] == b"late"
 
 
-async def test_requests_at_a_lost_worker_go_on_elsewhere_until_their_answer_begins(
-    rig: Rig,
-) -> None:
-    worker = rig.workers[1]
-    worker.script = lambda writer: None
-    waiting = await rig.ask()
-    await rig.until(lambda: bool(worker.requests))
-    worker.script = say(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf")
-    rig.set_policy(policy="leastRequest")
-    rig.relay.picker.report(next(pool for pool in rig.relay.pools if pool.pod == "a"), 5)
-    begun = await rig.ask()
-    await begun.reader.readuntil(b"half")
-
-    rig.lose(worker)
-    assert (await waiting.answer())[1] == b"a"
-    assert await begun.rest() == b""
-
-
 async def test_another_engine_of_a_pod_is_another_worker(rig: Rig) -> None:
     await answered_by(rig)
     other = FakeWorker("b2")

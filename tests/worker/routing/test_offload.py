@@ -22,35 +22,62 @@ def goes(policy: OffloadPolicy, prompt_tokens: int, threshold: int = 256, **othe
     return decide(policy, OffloadFacts(prompt_tokens=prompt_tokens, **others), threshold).is_remote
 
 
+OTHER_NUMBERS = OffloadPolicy(prefill_queue_max=2, decode_load_threshold=1, min_offload_length=4)
+# [Y1]: more than 1000 uncached tokens, fewer than 2 in the queue, whatever a decode worker does
+ORIGINAL = OffloadPolicy(prefill_queue_max=2, decode_load_threshold=1 << 30)
+
+
 @pytest.mark.parametrize(
-    ("prompt_tokens", "cached_tokens", "prefill_queue", "decode_active", "expected"),
+    ("policy", "threshold", "facts", "expected"),
     [
-        pytest.param(255, 0, 0, 0, False, id="one short of the threshold"),
-        pytest.param(256, 0, 0, 0, True, id="at the threshold"),
-        pytest.param(256, 0, 9, 0, True, id="queue has one place left"),
-        pytest.param(256, 0, 10, 0, False, id="queue is full"),
-        pytest.param(256, 0, 10, 7, False, id="queue is full and decode not busy yet"),
-        pytest.param(256, 0, 10, 8, True, id="a busy decode worker ignores the queue"),
-        pytest.param(64, 0, 0, 8, True, id="busy, at the shorter threshold"),
-        pytest.param(63, 0, 0, 8, False, id="busy, one short of it"),
-        pytest.param(64, 0, 0, 7, False, id="short and not busy"),
-        pytest.param(1000, 1000, 0, 100, False, id="fully cached"),
-        pytest.param(1000, 1008, 0, 100, False, id="cached beyond the prompt"),
-        pytest.param(1000, 745, 0, 0, False, id="255 uncached"),
-        pytest.param(1000, 744, 0, 0, True, id="256 uncached"),
+        # tokens of the prompt, cached ones, those in the queue, active decodes
+        *(
+            pytest.param(OffloadPolicy(), 256, facts, expected, id=f"default: {name}")
+            for name, facts, expected in [
+                ("one short of the threshold", (255, 0, 0, 0), False),
+                ("at the threshold", (256, 0, 0, 0), True),
+                ("queue has one place left", (256, 0, 9, 0), True),
+                ("queue is full", (256, 0, 10, 0), False),
+                ("queue is full and decode not busy yet", (256, 0, 10, 7), False),
+                ("a busy decode worker ignores the queue", (256, 0, 10, 8), True),
+                ("busy, at the shorter threshold", (64, 0, 0, 8), True),
+                ("busy, one short of it", (63, 0, 0, 8), False),
+                ("short and not busy", (64, 0, 0, 7), False),
+                ("fully cached", (1000, 1000, 0, 100), False),
+                ("cached beyond the prompt", (1000, 1008, 0, 100), False),
+                ("255 uncached", (1000, 745, 0, 0), False),
+                ("256 uncached", (1000, 744, 0, 0), True),
+            ]
+        ),
+        *(
+            pytest.param(OTHER_NUMBERS, 32, facts, expected, id=f"other numbers: {facts}")
+            for facts, expected in [
+                ((32, 0, 1, 0), True),
+                ((31, 0, 1, 0), False),
+                ((32, 0, 2, 0), False),
+                ((4, 0, 2, 1), True),
+                ((3, 0, 2, 1), False),
+            ]
+        ),
+        *(
+            pytest.param(ORIGINAL, 1001, facts, expected, id=f"original: {name}")
+            for name, facts, expected in [
+                ("over both", (1001, 0, 1, 0), True),
+                ("at the length", (1000, 0, 1, 0), False),
+                ("at the queue", (1001, 0, 2, 0), False),
+                ("half of it cached", (2002, 1001, 1, 0), True),
+                ("half of it cached, at the length", (2002, 1002, 1, 0), False),
+            ]
+        ),
     ],
 )
-def test_rule_of_default_numbers(
-    prompt_tokens: int, cached_tokens: int, prefill_queue: int, decode_active: int, expected: bool
+def test_rule_at_its_edges(
+    policy: OffloadPolicy, threshold: int, facts: tuple[int, int, int, int], expected: bool
 ) -> None:
     """[O1] at the edges of [O2]."""
-    numbers = {
-        "cached_tokens": cached_tokens,
-        "prefill_queue": prefill_queue,
-        "decode_active": decode_active,
-    }
+    names = ("prompt_tokens", "cached_tokens", "prefill_queue", "decode_active")
 
-    assert expected == goes(OffloadPolicy(), prompt_tokens, **numbers)
+    assert goes(policy, threshold=threshold, **dict(zip(names, facts, strict=True))) == expected
 
 
 def test_slo_feedback_goes_by_its_threshold_alone() -> None:
@@ -59,41 +86,6 @@ def test_slo_feedback_goes_by_its_threshold_alone() -> None:
 
     assert [goes(policy, length, 300, decode_active=100) for length in (299, 300)] == [False, True]
     assert not goes(policy, 300, 300, prefill_queue=10)
-
-
-def test_rule_takes_its_numbers_from_the_policy() -> None:
-    policy = OffloadPolicy(prefill_queue_max=2, decode_load_threshold=1, min_offload_length=4)
-
-    def at(prompt_tokens: int, prefill_queue: int, decode_active: int) -> bool:
-        return goes(
-            policy, prompt_tokens, 32, prefill_queue=prefill_queue, decode_active=decode_active
-        )
-
-    assert [at(32, 1, 0), at(31, 1, 0), at(32, 2, 0)] == [True, False, False]
-    assert [at(4, 2, 1), at(3, 2, 1)] == [True, False]
-
-
-@pytest.mark.parametrize(
-    ("prompt_tokens", "cached_tokens", "prefill_queue", "expected"),
-    [
-        pytest.param(1001, 0, 1, True, id="over both"),
-        pytest.param(1000, 0, 1, False, id="at the length"),
-        pytest.param(1001, 0, 2, False, id="at the queue"),
-        pytest.param(2002, 1001, 1, True, id="half of it cached"),
-        pytest.param(2002, 1002, 1, False, id="half of it cached, at the length"),
-    ],
-)
-def test_rule_can_be_the_original_disaggregated_router(
-    prompt_tokens: int, cached_tokens: int, prefill_queue: int, expected: bool
-) -> None:
-    """[Y1]: more than 1000 uncached tokens and fewer than 2 in the queue; a busy decode worker
-    changes nothing.
-    """
-    policy = OffloadPolicy(prefill_queue_max=2, decode_load_threshold=1 << 30)
-
-    assert expected == goes(
-        policy, prompt_tokens, 1001, cached_tokens=cached_tokens, prefill_queue=prefill_queue
-    )
 
 
 @pytest.mark.parametrize(

@@ -69,30 +69,6 @@ def test_ledger_of_a_worker_without_an_engine_takes_any_policy() -> None:
     assert queue.claim("a", "b") == ["a"]
 
 
-def test_flood_of_one_decode_worker_does_not_starve_another() -> None:
-    ledger = CreditLedger(limit_tokens=10)
-    ledger.claim("other", "runs", 10, 0)
-    ledger.start("other", "runs")
-    for number in range(100):
-        ledger.claim("flood", f"f{number}", 10, 0)
-    ledger.claim("calm", "c0", 10, 0)
-    ledger.claim("calm", "c1", 10, 0)
-    order = ids(ledger.finish("other", "runs"))
-    while len(order) < 6:
-        peer = "calm" if order[-1].startswith("c") else "flood"
-        ledger.start(peer, order[-1])
-        order += ids(ledger.finish(peer, order[-1]))
-
-    assert order == ["f0", "c0", "f1", "c1", "f2", "f3"]
-
-
-def test_without_a_window_each_is_granted_as_it_comes() -> None:
-    queue = Queue(PrefillQueueSpec())
-
-    assert queue.claim("a", "b") == ["a", "b"]
-    assert (queue.groups, queue.ledger.due) == ([1, 1], None)
-
-
 @pytest.mark.parametrize("policy", [LATENCY, THROUGHPUT], ids=lambda policy: policy.mode)
 def test_lone_prompt_at_low_load_does_not_wait(policy: PrefillQueueSpec) -> None:
     queue = Queue(policy)

@@ -1,4 +1,4 @@
-"""Outputs of models with calls of tools, of `recorded_calls.yaml`; each has the tools of `TOOLS`."""
+"""Outputs of models with calls of the tools in `TOOLS`, from `recorded_calls.yaml`."""
 
 from dataclasses import dataclass
 from pathlib import Path
