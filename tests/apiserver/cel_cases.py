@@ -36,10 +36,11 @@ MEMORY = (
     "than 0"
 )
 AMOUNT = "not an amount: write a whole number, or a quantity in quotes such as 500m, 1.5 or 16Gi"
-GPU = (
-    "gpu must be one of B200, B300, GB200, GB300, H100, H200 and cpu, or be defined in "
-    "spec.accelerators"
+TYPES = (
+    "one of A10, A100-40GB, A100-80GB, B200, B300, GAUDI3, GB200, GB300, H100, H20, H200, L4, "
+    "L40S, MI300X, MI355X, RTX-PRO-6000, T4 and cpu, or be defined in spec.accelerators"
 )
+GPU = f"gpu must be {TYPES}"
 CUDA = (
     "is cuda, which needs an accelerator as gpu of each pool: give the pool another gpu, or leave "
     "engine.device out"
@@ -433,10 +434,7 @@ ETCD_RULES: list[Rule] = [
 ]
 
 AUTOSCALE = "spec.autoscale"
-TYPES = (
-    "each type must be one of B200, B300, GB200, GB300, H100, H200 and cpu, or be defined in "
-    "spec.accelerators"
-)
+EACH_TYPE = f"each type must be {TYPES}"
 
 
 def lines(role: str, signal: str, right: float, wrong: float) -> Rule:

@@ -90,7 +90,7 @@ def test_object_that_needs_a_user_has_failed(clusters: Objects) -> None:
     clusters.create(minimal())
     body = clusters.get("chat")
     wrong = minimal()
-    at("spec.roles.decode.pools.0.gpu", "A100")(wrong)
+    at("spec.roles.decode.pools.0.gpu", "V100")(wrong)
     with pytest.raises(InvalidObjectError) as refused:
         parse(wrong)
 

@@ -153,7 +153,7 @@ def test_a_roll_out_that_is_given_up_is_stored_whole(clusters: Objects) -> None:
 def test_status_of_a_refused_object_is_stored_whole(clusters: Objects) -> None:
     document = minimal()
     clusters.create(document)
-    at("spec.roles.decode.pools.0.gpu", "A100")(document)
+    at("spec.roles.decode.pools.0.gpu", "V100")(document)
     with pytest.raises(InvalidObjectError) as refused:
         parse(document)
     planned = plan_invalid(refused.value.faults, NEW, NOW).status

@@ -26,13 +26,15 @@ def spec_of(definitions: dict[str, Any]) -> PDClusterSpec:
 
 @pytest.mark.parametrize("name", sorted({*accelerators()} - {NO_ACCELERATOR}))
 def test_each_gpu_of_the_table_has_numbers_that_fit_together(name: str) -> None:
-    """GB per GPU, TB/s, and a lower precision is at least about twice as fast."""
+    """GB per GPU, TB/s, and a lower precision is about twice as fast, but on Gaudi 3."""
     gpu = accelerators()[name]
 
-    assert 80e9 <= (gpu.memory_bytes or 0) <= 300e9
-    assert 3e12 <= (gpu.bandwidth_bytes or 0) <= 10e12
+    assert 16e9 <= (gpu.memory_bytes or 0) <= 300e9
+    assert 0.3e12 <= (gpu.bandwidth_bytes or 0) <= 10e12
     rates = [rate for rate in (gpu.bf16_flops, gpu.fp8_flops, gpu.fp4_flops) if rate]
-    assert all(1.99 * one <= other for one, other in pairwise(rates))
+    assert rates or name == "T4"
+    factor = 1 if name == "GAUDI3" else 1.99
+    assert all(factor * one <= other for one, other in pairwise(rates))
 
 
 def test_b300_is_b200_with_more_memory_and_faster_fp4() -> None:

@@ -199,10 +199,21 @@ BAD = [
         "spec.roles.decode.pools[0].name",
     ),
     InvalidObject(
-        at(f"{POOL}.gpu", "A100"),
-        "spec.roles.decode.pools[0].gpu: 'A100' is not a known accelerator; use one of B200, B300, "
-        "GB200, GB300, H100, H200, cpu",
+        at(f"{POOL}.gpu", "V100"),
+        "spec.roles.decode.pools[0].gpu: 'V100' is not a known accelerator; use one of A10, "
+        "A100-40GB, A100-80GB, B200, B300, GAUDI3, GB200, GB300, H100, H20, H200, L4, L40S, "
+        "MI300X, MI355X, RTX-PRO-6000, T4, cpu",
         "spec.roles.decode.pools",
+    ),
+    *(
+        InvalidObject(
+            at(f"{POOL}.gpu", gpu),
+            f"spec.roles.decode.pools[0].gpu: is {gpu}, and engine.type pdcluster computes on "
+            "NVIDIA GPUs and CPUs; set engine.type: vllm with an image for it, or engine.device: "
+            "cpu",
+            "spec.roles.decode.pools",
+        )
+        for gpu in ("MI300X", "GAUDI3")
     ),
     wrong(
         "spec.roles.decode.engine",
@@ -589,16 +600,17 @@ BAD = [
     ),
     wrong(
         "spec.autoscale.budget",
-        {"perGpu": {"A100": 1}},
-        "'A100' is not a known accelerator; use one of B200, B300, GB200, GB300, H100, H200, cpu",
-        fault_at="spec.autoscale.budget.perGpu.A100",
+        {"perGpu": {"V100": 1}},
+        "'V100' is not a known accelerator; use one of A10, A100-40GB, A100-80GB, B200, B300, "
+        "GAUDI3, GB200, GB300, H100, H20, H200, L4, L40S, MI300X, MI355X, RTX-PRO-6000, T4, cpu",
+        fault_at="spec.autoscale.budget.perGpu.V100",
         field="spec.autoscale.budget.perGpu",
     ),
     wrong(
         "spec.autoscale.cost",
-        {"cpu": 1, "A100": 0.5},
-        "'A100' is not a known accelerator; use one of B200, B300,",
-        fault_at="spec.autoscale.cost.A100",
+        {"cpu": 1, "V100": 0.5},
+        "'V100' is not a known accelerator; use one of A10, A100-40GB,",
+        fault_at="spec.autoscale.cost.V100",
         field="spec.autoscale.cost",
     ),
     wrong(

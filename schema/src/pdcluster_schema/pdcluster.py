@@ -54,6 +54,7 @@ from pdcluster_schema.workload import (
 )
 
 KIND = "PDCluster"
+_OTHER_VENDORS = ("amd.com/", "habana.ai/")
 
 
 class PDClusterSpec(SpecSection):
@@ -186,6 +187,24 @@ class PDClusterSpec(SpecSection):
             if (problem := misfit(self.engine_of(name), role.pools)) is not None:
                 field, reason, fix = problem
                 raise rule(reason, fix, at=f"roles.{name}.{field}")
+        return self
+
+    @model_validator(mode="after")
+    def _our_engine_has_operations_for_the_accelerator(self) -> Self:
+        known = accelerators()
+        for name, role in self.roles.computing().items():
+            engine = self.engine_of(name)
+            if engine.is_stock or engine.device == "cpu":
+                continue
+            for index, pool in enumerate(role.pools):
+                own = pool.gpu in self.accelerators
+                if not own and (known[pool.gpu].resource or "").startswith(_OTHER_VENDORS):
+                    raise rule(
+                        f"is {pool.gpu}, and engine.type pdcluster computes on NVIDIA GPUs and "
+                        "CPUs",
+                        "set engine.type: vllm with an image for it, or engine.device: cpu",
+                        at=f"roles.{name}.pools[{index}].gpu",
+                    )
         return self
 
     @model_validator(mode="after")

@@ -106,7 +106,8 @@ class PoolSpec(SpecSection):
     name: Name
     """Unique within the role."""
     gpu: Annotated[str, Crd(maxLength=63)] = "cpu"
-    """Type of accelerator; B200, B300, GB200, GB300, H100, H200, cpu or one of spec.accelerators.
+    """Type of accelerator: A10, A100-40GB, A100-80GB, B200, B300, GAUDI3, GB200, GB300, H100, H20,
+    H200, L4, L40S, MI300X, MI355X, RTX-PRO-6000, T4, cpu or one of spec.accelerators.
     """
     gpus_per_replica: Ranks | None = None
     """Accelerators of one worker, which autoscale counts and pods request; by default one for each

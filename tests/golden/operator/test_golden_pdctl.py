@@ -20,6 +20,7 @@ from tests.golden.operator.golden_yaml import RECORDS
 from tests.golden.operator.operator_adapter import main, reported
 from tests.golden.operator.status_scenes import CHAT, NEXT, RECREATE, SCENES, chat
 from tests.golden.records import check, check_names
+from tests.ports import free_port
 from tests.schema.object_cases import at, without
 
 TRACE = "seconds,requests_per_second,input_tokens,output_tokens\n0,1,1000,100\n60,30,1000,100\n"
@@ -106,8 +107,9 @@ def pdctl(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> Pdctl:
     """Run one command line; returns it with its exit code and all that it wrote."""
-    for name in ("KUBECONFIG", "PDCLUSTER_PORT", "PDCLUSTER_VLLM", "PDCLUSTER_API_KEY"):
+    for name in ("KUBECONFIG", "PDCLUSTER_VLLM", "PDCLUSTER_API_KEY"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PDCLUSTER_PORT", str(free_port()))  # the default may be taken here
     terminal = {"TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "100", "KUBECONFIG": "none"}
     for name, value in {**terminal, "XDG_STATE_HOME": "state", "HOME": "home"}.items():
         monkeypatch.setenv(name, value)
