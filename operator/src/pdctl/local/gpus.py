@@ -124,6 +124,8 @@ def _shown(report: DriverReport, number: int) -> str:
 
 
 def gpu_variables(devices: tuple[Gpu, ...]) -> dict[str, str]:
-    """Environment of a worker; one without devices sees none."""
-    indices = ",".join(str(gpu.index) for gpu in devices)
+    """Environment of a worker; one without devices sees none: -1, since vLLM runs Triton's kernels,
+    which need a GPU, where the value is empty.
+    """
+    indices = ",".join(str(gpu.index) for gpu in devices) or "-1"
     return {"CUDA_VISIBLE_DEVICES": indices, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -56,7 +56,7 @@ def test_workers_get_devices_of_their_type_in_order_over_the_pools(
         ("own", (1,)),
     ]
     assert gpu_variables(plan.processes[1].devices)["CUDA_VISIBLE_DEVICES"] == "2,4"
-    assert gpu_variables(())["CUDA_VISIBLE_DEVICES"] == ""
+    assert gpu_variables(())["CUDA_VISIBLE_DEVICES"] == "-1"
 
 
 def test_only_workers_without_a_gpu_share_cores(document: dict[str, Any]) -> None:
