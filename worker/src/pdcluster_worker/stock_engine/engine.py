@@ -250,13 +250,16 @@ class StockEngine:
         self, request: StockRequest, body: bytes, stream: TokenStream, before: Scrape | None = None
     ) -> None:
         """before: counts what was received since, before the first token."""
+
+        def take(chunk: bytes) -> None:
+            if tokens := stream.feed(chunk):
+                self._made(request, tokens, is_end=stream.has_ended)
+
         async with self._post(request, body) as answer:
-            async for chunk in answer.chunks():
-                if before is not None:
-                    self._emit([received(request.spec, before, await self._numbers())])
-                    before = None
-                if tokens := stream.feed(chunk):
-                    self._made(request, tokens, is_end=stream.has_ended)
+            if before is not None:
+                await answer.wait_for_body()
+                self._emit([received(request.spec, before, await self._numbers())])
+            await answer.follow(take)
         if not stream.has_ended:
             raise StockEngineError("the engine ended its answer before the last token")
 
@@ -297,6 +300,7 @@ class StockEngine:
         if seconds is not None:
             tokens[0] = replace(tokens[0], queue_seconds=0.0, prefill_seconds=seconds)
         if is_end:
+            request.task = None  # it reads the answer to its end
             self._forget(request_id)
         self._emit([messages.Tokens(tokens)])
         self._reports.changed()

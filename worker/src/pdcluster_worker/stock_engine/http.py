@@ -1,7 +1,7 @@
 """HTTP/1.1 client of one server on loopback: a connection for each request."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import httptools
@@ -11,8 +11,6 @@ GET_SECONDS = 5.0  # for an answer to `get`
 MAX_ATTEMPTS = 4  # of an answer in time, for a machine under full load
 
 MAX_ERROR_BYTES = 300  # of an error's body in the message
-
-_READ_BYTES = 1 << 16
 
 
 class HttpFailedError(Exception):
@@ -29,55 +27,84 @@ class HttpFailedError(Exception):
         self.is_late = is_late
 
 
-class HttpAnswer:
-    """One answer, whose head has come."""
+class HttpAnswer(asyncio.Protocol):
+    """One answer.  Its body needs no task to be read: one to wake would cost each token more."""
 
-    def __init__(self, reader: asyncio.StreamReader, address: str) -> None:
+    def __init__(self, address: str) -> None:
         self.status = 0
-        self._reader = reader
         self._address = address
         self._parser = httptools.HttpResponseParser(self)
-        self._chunks: list[bytes] = []
+        self._parts: list[bytes] = []  # of the body, until `follow`
+        self._take: Callable[[bytes], None] = self._parts.append
         self._is_whole = False
+        self._failure: Exception | None = None
+        self._progress: asyncio.Future[None] | None = None
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it comes.  Raises HttpFailedError where it breaks off."""
-        while True:
-            chunks, self._chunks = self._chunks, []
-            for chunk in chunks:
-                yield chunk
-            if self._is_whole:
-                return
-            await self._feed()
+    async def wait_for_head(self) -> None:
+        """Wait for its status.  Raises HttpFailedError."""
+        await self._until(lambda: self.status > 0)
+
+    async def wait_for_body(self) -> None:
+        """Wait until its body begins.  Raises HttpFailedError."""
+        await self._until(lambda: bool(self._parts) or self._is_whole)
+
+    async def follow(self, take: Callable[[bytes], None]) -> None:
+        """Give `take` the body as it comes.  Raises what it raises, and HttpFailedError where the
+        body breaks off.
+        """
+        parts, self._parts, self._take = self._parts, [], take
+        for part in parts:
+            take(part)
+        await self._until(lambda: self._is_whole and self._failure is None)
 
     async def body(self) -> bytes:
-        return b"".join([chunk async for chunk in self.chunks()])
+        await self._until(lambda: self._is_whole)
+        return b"".join(self._parts)
 
-    async def read_head(self) -> None:
-        while not self.status:
-            await self._feed()
+    async def _until(self, has_come: Callable[[], bool]) -> None:
+        while not has_come():
+            if self._failure is not None:
+                raise self._failure
+            self._progress = asyncio.get_running_loop().create_future()
+            await self._progress
 
-    async def _feed(self) -> None:
+    def _wake(self) -> None:
+        if self._progress is not None and not self._progress.done():
+            self._progress.set_result(None)
+
+    def _fail(self, failure: Exception) -> None:
+        if not self._is_whole:
+            self._failure = self._failure or failure
+            self._wake()
+
+    # --- asyncio's and httptools' callbacks ---------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
         try:
-            data = await self._reader.read(_READ_BYTES)
             self._parser.feed_data(data)
         except httptools.HttpParserError as e:
-            raise HttpFailedError(f"{self._address} does not speak HTTP: {e}") from e
-        except OSError:
-            data = b""
-        if not data and not self._is_whole:
-            raise HttpFailedError(f"{self._address} closed the connection")
+            self._fail(HttpFailedError(f"{self._address} does not speak HTTP: {e}"))
 
-    # --- httptools' callbacks ---------------------------------------------------------------
+    def connection_lost(self, _: Exception | None) -> None:
+        self._fail(HttpFailedError(f"{self._address} closed the connection"))
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
+        self._wake()
 
     def on_body(self, body: bytes) -> None:
-        self._chunks.append(body)
+        if self._failure is not None:
+            return
+        try:
+            self._take(body)
+        except Exception as e:  # the parser would wrap it
+            self._fail(e)
+        if self._parts:
+            self._wake()
 
     def on_message_complete(self) -> None:
         self._is_whole = True
+        self._wake()
 
 
 class StockClient:
@@ -100,19 +127,20 @@ class StockClient:
         if body:
             lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+            transport, answer = await asyncio.get_running_loop().create_connection(
+                lambda: HttpAnswer(self._address), "127.0.0.1", self._port
+            )
         except OSError as e:
             raise HttpFailedError(
                 f"cannot connect to {self._address}: {e.strerror or e}",
                 is_refused=isinstance(e, ConnectionRefusedError),
             ) from e
         try:
-            writer.write("\r\n".join([*lines, "", ""]).encode() + body)
-            answer = HttpAnswer(reader, self._address)
-            await answer.read_head()
+            transport.write("\r\n".join([*lines, "", ""]).encode() + body)
+            await answer.wait_for_head()
             yield answer
         finally:
-            writer.transport.abort()
+            transport.abort()
 
     async def get(self, path: str) -> bytes:
         """Return the body of a 200.  Raises HttpFailedError."""
