@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -148,7 +149,7 @@ class StockMetrics:
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
-        """Read it now if it is idle."""
+        """Read it in `BUSY_SECONDS` if it is idle: the engine's first token would wait for it."""
         self._wake.set()
 
     async def fetch(self) -> list[Scrape]:
@@ -167,15 +168,17 @@ class StockMetrics:
     async def run(self) -> None:
         while True:
             await self._poll()
-            try:
-                if self.is_silent or any(reader.is_busy for reader in self.readers):
-                    await asyncio.sleep(BUSY_SECONDS)
-                else:
-                    self._wake.clear()
-                    async with asyncio.timeout(IDLE_SECONDS):  # wait_for may lose a cancellation
+            if not self._is_busy:
+                self._wake.clear()
+                with suppress(TimeoutError):  # wait_for may lose a cancellation
+                    async with asyncio.timeout(IDLE_SECONDS):
                         await self._wake.wait()
-            except TimeoutError:
-                pass
+            if self._is_busy:
+                await asyncio.sleep(BUSY_SECONDS)
+
+    @property
+    def _is_busy(self) -> bool:
+        return self.is_silent or any(reader.is_busy for reader in self.readers)
 
     async def _poll(self) -> None:
         requested_at = time.monotonic()
