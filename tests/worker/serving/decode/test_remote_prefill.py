@@ -397,6 +397,16 @@ async def test_a_long_prompt_without_a_prefill_worker_is_counted_as_local(
     assert long_prompts(worker) == expected
 
 
+async def test_a_mixed_worker_decides_nothing(dispatcher, worker):
+    worker.role = "mixed"
+    worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=1))
+    with begin_trace("r") as trace:
+        tokens = await collect(dispatcher, "auto")
+
+    assert tokens[0].prefill == "local"
+    assert [event.name for event in trace.events if event.name not in LIFETIME] == []
+
+
 async def reported(worker: WorkerContext, engine: ScriptedEngine) -> None:
     """The engine has reported that a quarter of its blocks is in use."""
     engine.say(stats(free_blocks=48))

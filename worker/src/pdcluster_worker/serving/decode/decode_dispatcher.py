@@ -157,13 +157,15 @@ class DecodeDispatcher:
         # 3. Else the policy decides, once KV on its way here that it may share has come.
         spec, timer, prefixes = request.spec, request.timer, self._decider.prefixes
         holder, prefill = self._holder(spec.kv_holder), request.prefill
+        if prefill == "auto" and self._worker.role == "mixed":  # no cluster of it has another
+            prefill = "local"
         if prefill != "local" or holder is not None:
             request.hashes = self._worker.hashes(spec)
         if holder is not None and self._decider.reads_kv(request, holder):
             timer.side = None
             prefixes.begin(request, is_local=False)
             return self._remote.first_token(request, holder=holder)
-        named = self._named(request)
+        named = None if prefill == "local" else self._named(spec.prefiller)
         if prefill == "auto" and named is None:
             request.waited_seconds = await self._decider.wait_for_prefix(
                 request, lambda: self._num_decoding
@@ -177,9 +179,8 @@ class DecodeDispatcher:
         timer.sent("remote")
         return self._remote.first_token(request, only=named)
 
-    def _named(self, request: DecodeRequest) -> Peer | None:
-        address = request.spec.prefiller
-        if not address or request.prefill == "local":
+    def _named(self, address: str) -> Peer | None:
+        if not address:
             return None
         found = [peer for peer in self._prefills() if peer.record.http_address == address]
         add_event("prefiller", address=address, known=bool(found))

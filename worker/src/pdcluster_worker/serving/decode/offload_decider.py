@@ -162,8 +162,7 @@ class OffloadDecider:
             local_seconds=facts.local_seconds,
             remote_seconds=facts.remote_seconds,
         )
-        is_kept = not is_remote and self._worker.role == "decode"
-        if is_kept and decide(policy, facts.when_idle, threshold).is_remote:
+        if not is_remote and decide(policy, facts.when_idle, threshold).is_remote:
             self._worker.count_long_prompt(is_remote=False)
         return is_remote
 
