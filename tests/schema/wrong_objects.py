@@ -211,6 +211,7 @@ BAD = [
             f"spec.roles.decode.pools[0].gpu: is {gpu}, and engine.type pdcluster computes on "
             "NVIDIA GPUs and CPUs; set engine.type: vllm with an image for it, or engine.device: "
             "cpu",
+            None,
         )
         for gpu in ("MI300X", "GAUDI3")
     ),
