@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from msgspec.structs import replace
+from prometheus_client import Counter
 
 from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.messages import engine as messages
@@ -20,9 +21,15 @@ from pdcluster_worker.messages.engine import (
     EngineReady,
     EngineStats,
     PrefillDone,
+    Receive,
+    ReceiveDone,
+    ReceiveFailed,
+    ReceiveReady,
+    Submit,
+    Tokens,
 )
 from pdcluster_worker.messages.facts import DeviceFacts, KVGeometry
-from pdcluster_worker.messages.peers import WorkerLoad
+from pdcluster_worker.messages.peers import Generated, PrefillMode, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec, Token, TransferTarget
 from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
@@ -30,6 +37,7 @@ from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill
 from pdcluster_worker.serving.engines.client import EngineClient
 from pdcluster_worker.serving.worker_context import WorkerContext
 
+EPOCH = b"e" * 16
 FACTS = EngineReady(
     *("engine-1", [9100], KVGeometry(1, 8, 1, 4, "float32"), "w", "float32"),
     num_blocks=64,
@@ -143,10 +151,35 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
+def totals(counter: Counter, *labels: str) -> dict[Any, float]:
+    """What was counted, by the values of these labels: by that of one alone, or by a tuple."""
+    samples = [s for s in counter.collect()[0].samples if s.name.endswith("_total") and s.value]
+    keys = [tuple(s.labels[name] for name in labels) for s in samples]
+    return {key if len(key) > 1 else key[0]: s.value for key, s in zip(keys, samples, strict=True)}
+
+
 def outcomes(worker: WorkerContext) -> dict[str, float]:
     """Remote prefills by how they ended."""
-    samples = worker.metrics.remote_prefill.collect()[0].samples
-    return {s.labels["outcome"]: s.value for s in samples if s.name.endswith("_total") and s.value}
+    return totals(worker.metrics.remote_prefill, "outcome")
+
+
+def compute(message: EngineInput) -> Sequence[EngineOutput]:
+    """An engine with room: token 7 of a prompt, then 8, which ends the request."""
+    match message:
+        case Receive(spec=spec):
+            return [ReceiveReady(spec.request_id, EPOCH, 4, [5, 6])]
+        case Submit(RequestSpec(request_id=name)) | ReceiveFailed(request_id=name, first=None):
+            return [Tokens([Token(name, 7)]), Tokens([Token(name, 8, finish_reason="length")])]
+        case ReceiveDone(request_id=name) | ReceiveFailed(request_id=name):
+            return [Tokens([Token(name, 8, finish_reason="length")])]
+    return []
+
+
+async def collect(
+    dispatcher: DecodeDispatcher, spec: RequestSpec, prefill: PrefillMode
+) -> list[Generated]:
+    async with asyncio.timeout(20):
+        return [generated async for generated in dispatcher.run(spec, prefill)]
 
 
 def dispatcher_of(

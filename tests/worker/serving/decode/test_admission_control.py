@@ -18,13 +18,13 @@ from pdcluster_schema.qos import (
 )
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine import Abort, EngineInput, EngineOutput, Submit
-from pdcluster_worker.messages.peers import Generated, PrefillMode
+from pdcluster_worker.messages.peers import Generated
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 from pdcluster_worker.routing.qos.averages import Measured
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.tracing.request_trace import begin_trace
-from tests.worker.serving.doubles import RecordingPeer, ScriptedEngine, dispatcher_of
+from tests.worker.serving.doubles import RecordingPeer, ScriptedEngine, collect, dispatcher_of
 from tests.worker.serving.ingress.ingresses import two_tokens
 
 LOW, NORMAL, HIGH = 100, 0, -100
@@ -62,18 +62,12 @@ def dispatcher(
     return dispatcher_of(worker, peers)
 
 
-async def collect(
-    dispatcher: DecodeDispatcher, spec: RequestSpec, prefill: PrefillMode = "local"
-) -> list[Generated]:
-    return [generated async for generated in dispatcher.run(spec, prefill)]
-
-
 async def waiting(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, *specs: RequestSpec
 ) -> "list[asyncio.Task[list[Generated]]]":
     """Requests that the engine has and says nothing of."""
     answer, engine.answer, num_heard = engine.answer, silent, len(engine.inputs)
-    tasks = [asyncio.create_task(collect(dispatcher, each)) for each in specs]
+    tasks = [asyncio.create_task(collect(dispatcher, each, "local")) for each in specs]
     async with asyncio.timeout(5):
         while len(engine.inputs) < num_heard + len(specs):
             await asyncio.sleep(0)
@@ -173,11 +167,13 @@ async def test_high_priority_takes_the_place_of_the_low_one_that_came_last(
 
 async def test_low_priority_gets_fewer_tokens_under_load_and_says_so(dispatcher, engine, worker):
     worker.policy = PolicyConfig(degradation=DegradationSpec(max_tokens=1))
-    assert [generated.degraded for generated in await collect(dispatcher, spec("calm"))] == [(), ()]
+    assert [
+        generated.degraded for generated in await collect(dispatcher, spec("calm"), "local")
+    ] == [(), ()]
     tasks = await waiting(dispatcher, engine, spec("w", NORMAL))
     busy(dispatcher)
-    low = await collect(dispatcher, spec("low"))
-    high = await collect(dispatcher, spec("high", HIGH))
+    low = await collect(dispatcher, spec("low"), "local")
+    high = await collect(dispatcher, spec("high", HIGH), "local")
     await end(tasks)
 
     assert [generated.degraded for generated in low] == [("max_tokens=1",), ()]
@@ -280,7 +276,7 @@ async def test_a_request_that_is_given_up_leaves_nothing_behind(dispatcher, engi
 
     assert (quality.num_waiting, quality.waiting_tokens, dispatcher.num_requests) == (0, 0, 0)
     assert not worker.estimation.queue.requests
-    assert await collect(dispatcher, spec("c"))
+    assert await collect(dispatcher, spec("c"), "local")
 
 
 async def test_estimates_are_in_the_metrics(dispatcher, engine, worker):

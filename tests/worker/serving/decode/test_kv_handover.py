@@ -2,8 +2,6 @@
 follows where that fails.
 """
 
-from collections.abc import Sequence
-
 import pytest
 from msgspec.structs import replace
 
@@ -11,45 +9,39 @@ from pdcluster_schema.policy import OffloadPolicy, PolicyConfig
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.engine import (
     BlockEvents,
-    EngineInput,
-    EngineOutput,
     Prefill,
     PrefillDone,
     Receive,
     ReceiveDone,
     ReceiveFailed,
-    ReceiveReady,
     ReceiveRefused,
     Submit,
     Tokens,
 )
-from pdcluster_worker.messages.peers import Generated, Hello, PrefillMode
+from pdcluster_worker.messages.peers import Hello
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token, TransferTarget
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.peer_handler import PeerRequestHandler
 from pdcluster_worker.serving.worker_context import RouterInfo, WorkerContext
-from tests.worker.serving.doubles import FACTS, RecordingPeer, ScriptedEngine, dispatcher_of
+from tests.worker.serving.doubles import (
+    EPOCH,
+    FACTS,
+    RecordingPeer,
+    ScriptedEngine,
+    collect,
+    compute,
+    dispatcher_of,
+    outcomes,
+    totals,
+)
 
-EPOCH = b"e" * 16
 MOVED = RequestSpec(
     "r~1", list(range(90)), SamplingParams(max_tokens=20, seed=1), output=[1, 2, 3], kv_holder="old"
 )
 NEXT = Token("r~1", 7)
 DONE = PrefillDone("r~1", num_bytes=64, seconds=0.01)
 TARGET = TransferTarget(EPOCH, "engine-2", ["127.0.0.1:1"], 0, [1, 2])
-
-
-def serve(message: EngineInput) -> Sequence[EngineOutput]:
-    """An engine with room; it ends each request with one more token."""
-    match message:
-        case Receive(spec=spec):
-            return [ReceiveReady(spec.request_id, EPOCH, 0, [5, 6])]
-        case Submit() | ReceiveFailed(first=None):
-            return [Tokens([NEXT]), Tokens([Token("r~1", 8, finish_reason="length")])]
-        case ReceiveDone() | ReceiveFailed():
-            return [Tokens([Token("r~1", 8, finish_reason="length")])]
-    return []
 
 
 @pytest.fixture
@@ -61,23 +53,12 @@ def holder() -> RecordingPeer:
 def dispatcher(
     worker: WorkerContext, engine: ScriptedEngine, holder: RecordingPeer
 ) -> DecodeDispatcher:
-    engine.answer = serve
+    engine.answer = compute
     return dispatcher_of(worker, holder={"old": holder}.get)
 
 
-async def collect(
-    dispatcher: DecodeDispatcher, spec: RequestSpec = MOVED, prefill: PrefillMode = "auto"
-) -> list[Generated]:
-    return [generated async for generated in dispatcher.run(spec, prefill)]
-
-
-def counted(worker: WorkerContext, name: str = "kv_handovers") -> dict[str, float]:
-    samples = getattr(worker.metrics, name).collect()[0].samples
-    return {
-        sample.labels["outcome"]: sample.value
-        for sample in samples
-        if sample.name.endswith("_total") and sample.value
-    }
+def counted(worker: WorkerContext) -> dict[str, float]:
+    return totals(worker.metrics.kv_handovers, "outcome")
 
 
 @pytest.mark.parametrize("mode", ["auto", "local"])
@@ -85,17 +66,17 @@ async def test_moved_request_reads_its_kv_without_a_credit(
     dispatcher, engine, holder, worker, mode
 ):
     holder.replies = [NEXT, DONE]
-    made = await collect(dispatcher, prefill=mode)
+    made = await collect(dispatcher, MOVED, mode)
 
     assert [generated.token.token_id for generated in made] == [7, 8]
     assert [type(message) for message in engine.inputs] == [Receive, ReceiveDone]
     assert (holder.claims, holder.released, holder.targets[0].block_ids) == ([], [], [5, 6])
-    assert (counted(worker), counted(worker, "remote_prefill")) == ({"ok": 1.0}, {})
+    assert (counted(worker), outcomes(worker)) == ({"ok": 1.0}, {})
 
 
 async def test_kv_that_the_engines_cannot_move_is_not_requested(dispatcher, engine, holder, worker):
     worker.engines.first.facts = replace(FACTS, transport="")
-    made = await collect(dispatcher)
+    made = await collect(dispatcher, MOVED, "auto")
 
     assert [generated.token.token_id for generated in made] == [7, 8]
     assert ([type(message) for message in engine.inputs], holder.targets) == ([Submit], [])
@@ -104,7 +85,7 @@ async def test_kv_that_the_engines_cannot_move_is_not_requested(dispatcher, engi
 
 async def test_handover_says_nothing_of_how_fast_prefills_are(dispatcher, holder):
     holder.replies = [NEXT, DONE]
-    await collect(dispatcher)
+    await collect(dispatcher, MOVED, "auto")
 
     lines = dispatcher._decider._feedback._fits
     assert {side: queue.num_samples for side, queue in lines.items()} == {"local": 0, "remote": 0}
@@ -121,7 +102,7 @@ async def test_handover_says_nothing_of_how_fast_prefills_are(dispatcher, holder
 )
 async def test_kv_that_cannot_be_read_is_computed_here(dispatcher, engine, holder, worker, replies):
     holder.replies = list(replies)
-    made = await collect(dispatcher)
+    made = await collect(dispatcher, MOVED, "auto")
 
     assert [generated.token.token_id for generated in made] == [7, 8]
     assert isinstance(engine.inputs[1], ReceiveFailed)
@@ -132,9 +113,9 @@ async def test_request_without_blocks_for_its_kv_waits_in_the_engine(
     dispatcher, engine, holder, worker
 ):
     engine.answer = lambda message: (
-        [ReceiveRefused("r~1", 9)] if isinstance(message, Receive) else serve(message)
+        [ReceiveRefused("r~1", 9)] if isinstance(message, Receive) else compute(message)
     )
-    made = await collect(dispatcher)
+    made = await collect(dispatcher, MOVED, "auto")
 
     assert [generated.token.token_id for generated in made] == [7, 8]
     assert ([type(message) for message in engine.inputs], holder.targets) == ([Receive, Submit], [])
@@ -147,7 +128,7 @@ async def test_request_without_blocks_for_its_kv_waits_in_the_engine(
     ids=["unknown", "none", "short"],
 )
 async def test_prompt_is_computed_where_nothing_is_to_be_read(dispatcher, engine, holder, changes):
-    await collect(dispatcher, replace(MOVED, **changes))
+    await collect(dispatcher, replace(MOVED, **changes), "auto")
 
     assert ([type(message) for message in engine.inputs], holder.targets) == ([Submit], [])
 
@@ -159,7 +140,7 @@ async def test_kv_is_not_read_over_a_way_that_is_too_slow(
     worker.policy = PolicyConfig(offload=OffloadPolicy(max_transfer_milliseconds=most))
     worker.pair_rates.add("old", num_tokens=1, seconds=1.0)
     holder.replies = [NEXT, DONE]
-    await collect(dispatcher)
+    await collect(dispatcher, MOVED, "auto")
 
     assert len(holder.targets) == num_reads
 
@@ -168,7 +149,7 @@ async def test_blocks_that_are_here_are_not_read(dispatcher, engine, worker, hol
     worker.engines._take_blocks(
         worker.engines.first, BlockEvents(worker.hashes(MOVED)[:10], [], 1, is_cleared=True)
     )
-    await collect(dispatcher)
+    await collect(dispatcher, MOVED, "auto")
 
     assert ([type(message) for message in engine.inputs], holder.targets) == ([Submit], [])
 

@@ -3,7 +3,6 @@ when the client leaves.
 """
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import aclosing
 
 import pytest
@@ -14,13 +13,10 @@ from pdcluster_schema.qos import AdmissionSpec
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.engine import (
     Abort,
-    EngineInput,
-    EngineOutput,
     PrefillDone,
     Receive,
     ReceiveDone,
     ReceiveFailed,
-    ReceiveReady,
     ReceiveRefused,
     Submit,
     Tokens,
@@ -42,31 +38,20 @@ from pdcluster_worker.tracing.request_trace import (
 )
 from tests.worker.fake_clock import FakeClock
 from tests.worker.serving.doubles import (
+    EPOCH,
     RecordingPeer,
     ScriptedEngine,
     client_of,
+    compute,
     dispatcher_of,
     outcomes,
     stats,
     until,
 )
 
-EPOCH = b"e" * 16
 SPEC = RequestSpec("r", list(range(10)), SamplingParams(max_tokens=3, seed=1))
 FIRST = Token("r", 7)
 DONE = PrefillDone("r", num_bytes=64, seconds=0.01)
-
-
-def serve(message: EngineInput) -> Sequence[EngineOutput]:
-    """An engine with room that makes one more token and ends."""
-    match message:
-        case Receive(spec=spec):
-            return [ReceiveReady(spec.request_id, EPOCH, 4, [5, 6])]
-        case Submit() | ReceiveFailed(first=None):
-            return [Tokens([Token("r", 7)]), Tokens([Token("r", 8, finish_reason="length")])]
-        case ReceiveDone() | ReceiveFailed():
-            return [Tokens([Token("r", 8, finish_reason="length")])]
-    return []
 
 
 @pytest.fixture
@@ -83,7 +68,7 @@ def peers(peer: RecordingPeer) -> list[RecordingPeer]:
 def dispatcher(
     worker: WorkerContext, engine: ScriptedEngine, peers: list[RecordingPeer]
 ) -> DecodeDispatcher:
-    engine.answer = serve
+    engine.answer = compute
     return dispatcher_of(worker, peers)
 
 
@@ -201,8 +186,8 @@ async def test_remote_prefill_first_token_that_ends_the_request_moves_nothing(
 async def test_remote_prefill_out_of_blocks_returns_the_credit_and_waits_for_room(
     dispatcher, engine, peer, worker
 ):
-    answers = iter([[ReceiveRefused("r", needed_blocks=3)], serve(Receive(SPEC))])
-    engine.answer = lambda m: next(answers) if isinstance(m, Receive) else serve(m)
+    answers = iter([[ReceiveRefused("r", needed_blocks=3)], compute(Receive(SPEC))])
+    engine.answer = lambda m: next(answers) if isinstance(m, Receive) else compute(m)
     peer.replies = [FIRST, DONE]
     task = asyncio.create_task(collect(dispatcher))
     while not peer.released:

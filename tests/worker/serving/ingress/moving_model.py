@@ -9,6 +9,7 @@ from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.worker_context import WorkerContext
+from tests.worker.serving.doubles import totals
 from tests.worker.serving.ingress.ingresses import DecodePeer
 
 MAX_TOKENS = 6
@@ -91,9 +92,4 @@ WHOLE = [10, 11, 12, 13, 14, 15]
 
 
 def counted(worker: WorkerContext) -> dict[tuple[str, str], float]:
-    samples = worker.metrics.request_moves.collect()[0].samples
-    return {
-        (s.labels["reason"], s.labels["outcome"]): s.value
-        for s in samples
-        if s.name.endswith("_total") and s.value
-    }
+    return totals(worker.metrics.request_moves, "reason", "outcome")

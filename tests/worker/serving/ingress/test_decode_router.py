@@ -83,19 +83,6 @@ async def test_request_goes_where_events_say_that_its_prefix_is_cached(worker, p
     assert choose(router(worker, peers), spec("r")) == "b"
 
 
-async def test_blocks_that_are_gone_attract_no_more(worker):
-    peers = [
-        NamedPeer("a", WorkerLoad(num_running=1)),
-        NamedPeer("b", WorkerLoad(num_running=1)),
-        NamedPeer("c"),
-    ]
-    set_policy(worker, policy="prefixAware")
-    worker.blocks.snapshot("b", worker.hashes(spec("r")))
-    worker.blocks.apply("b", [], worker.hashes(spec("r"))[:1])
-
-    assert choose(router(worker, peers), spec("r")) == "c"
-
-
 async def test_own_prefix_cache_counts_as_those_of_others(worker):
     set_policy(worker, policy="prefixAware")
     worker.engines._blocks.snapshot("0", worker.hashes(spec("r")))

@@ -15,7 +15,7 @@ from pdcluster_worker.serving.ingress import attempt
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.tracing import request_trace
-from tests.worker.serving.doubles import ScriptedEngine, until
+from tests.worker.serving.doubles import ScriptedEngine, totals, until
 from tests.worker.serving.ingress.ingresses import make_ingress
 from tests.worker.serving.ingress.moving_model import (
     WHOLE,
@@ -49,8 +49,7 @@ def two(first_waits: bool = False, rival_waits: bool = False) -> tuple[Model, Mo
 
 
 def raced(worker: WorkerContext) -> dict[str, float]:
-    samples = worker.metrics.races.collect()[0].samples
-    return {s.labels["winner"]: s.value for s in samples if s.name.endswith("_total") and s.value}
+    return totals(worker.metrics.races, "winner")
 
 
 @pytest.mark.parametrize("winner", ["first", "rival"])
