@@ -102,21 +102,6 @@ async def test_a_client_that_stops_reading_is_cut_off_and_holds_up_no_drain(
     assert "client gone request=" in caplog.text
 
 
-async def test_a_whole_answer_that_no_client_reads_holds_up_no_drain(
-    rig, server, deaf, monkeypatch, until
-):
-    monkeypatch.setattr(HttpConnection, "send_seconds", 0.2)
-    rig.backend.max_model_len = 1 << 30
-    rig.backend.script = lambda spec: [104] * 2_000
-    await deaf({**BODY, "logprobs": True, "top_logprobs": 20, "max_tokens": 2_000})
-    async with asyncio.timeout(DEADLINE_SECONDS * 4):
-        await until(
-            lambda: rig.value("pdcluster_request_success_total", finish_reason="length") == 1
-        )
-        server.refuse()
-        assert await server.has_finished(DEADLINE_SECONDS * 4)
-
-
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_only_ends_its_sending_side_is_answered(rig, server, stream, version):

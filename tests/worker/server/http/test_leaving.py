@@ -329,21 +329,6 @@ async def test_a_client_that_took_nothing_while_a_request_ran_is_not_waited_for_
     assert node.num_looks <= num_looks + 1
 
 
-async def test_a_request_that_is_here_whole_counts_before_its_answer_begins(
-    rig, server, wire, until
-):
-    """Between the last token and the first byte of a whole answer nothing else knows of it."""
-    rig.backend.hold_after = 0
-    asking = asyncio.create_task(wire.post("/v1/chat/completions", json=BODY))
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        await rig.backend.holding.wait()
-        assert len(await server.unacked()) == 1
-        rig.backend.gate.set()
-        await asking
-        while await server.unacked():
-            await asyncio.sleep(0.01)
-
-
 async def test_a_whole_request_is_waited_for_though_another_comes_behind_it_on_its_connection(
     rig, server, until
 ):

@@ -86,21 +86,6 @@ async def test_a_request_has_at_most_as_many_generations_as_may_wait(rig, http):
     assert sum(len(specs) for specs, _ in rig.backend.calls) == 4
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_priority_counts_where_the_policy_allows_it_now(rig, http, path):
-    async def status_of(priority: int | None) -> int:
-        body = {"model": "tiny", "messages": HELLO, "prompt": "a", "priority": priority}
-        return (await http.post(path, json=body)).status_code
-
-    assert [await status_of(priority) for priority in (None, 0, -1000)] == [200, 200, 400]
-    rig.policy = PolicyConfig(allow_client_priority=True)
-    assert [await status_of(priority) for priority in (-1000, 1000)] == [200, 200]
-    rig.policy = PolicyConfig()
-    assert await status_of(1) == 400
-
-    assert [specs[0].priority for specs, _ in rig.backend.calls] == [0, 0, -1000, 1000]
-
-
 async def test_a_prompt_larger_than_the_kv_cache_is_refused_with_its_size(rig, http):
     rig.backend.length_note = "its KV cache of 13 blocks of 16 tokens holds no more"
     response = await http.post(
