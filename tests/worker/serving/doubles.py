@@ -152,7 +152,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def totals(counter: Counter, *labels: str) -> dict[Any, float]:
-    """What was counted, by the values of these labels: by that of one alone, or by a tuple."""
+    """Counts by the values of these labels: by that of one alone, or by a tuple."""
     samples = [s for s in counter.collect()[0].samples if s.name.endswith("_total") and s.value]
     keys = [tuple(s.labels[name] for name in labels) for s in samples]
     return {key if len(key) > 1 else key[0]: s.value for key, s in zip(keys, samples, strict=True)}

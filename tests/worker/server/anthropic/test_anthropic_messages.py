@@ -16,15 +16,6 @@ from pdcluster_worker.server.text.tokenizer import Tokenizer
 from tests.worker.server.recorded_calls import HERMES_NOW
 
 ASK = [{"role": "user", "content": "Hi"}]
-WEATHER = {
-    "name": "get_weather",
-    "description": "The weather",
-    "input_schema": {
-        "type": "object",
-        "properties": {"city": {"type": "string"}},
-        "required": ["city"],
-    },
-}
 NOW = {"name": "now", "input_schema": {"type": "object", "properties": {}}}
 BODY = {"model": "tiny", "max_tokens": 64, "messages": ASK}
 
@@ -71,70 +62,6 @@ async def test_sampling_and_stop_sequences_reach_the_engine(rig, client):
     assert (cut.content[0].text, cut.stop_reason) == ("He", "max_tokens")
 
 
-async def test_results_of_tools_go_back_to_the_model(rig, client):
-    history = [
-        *ASK,
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "They want the weather.", "signature": "x"},
-                {"type": "text", "text": "Let me look."},
-                {
-                    "type": "tool_use",
-                    "id": "toolu_1",
-                    "name": "get_weather",
-                    "input": {"city": "Paris"},
-                },
-                {"type": "tool_use", "id": "toolu_2", "name": "now", "input": {}},
-            ],
-        },
-        {
-            "role": "user",
-            "content": [
-                {
-                    "type": "tool_result",
-                    "tool_use_id": "toolu_1",
-                    "content": [{"type": "text", "text": "sunny"}],
-                },
-                {
-                    "type": "tool_result",
-                    "tool_use_id": "toolu_2",
-                    "content": "no clock",
-                    "is_error": True,
-                },
-                {"type": "text", "text": "So?"},
-            ],
-        },
-    ]
-    await ask(client, messages=history, tools=[WEATHER, NOW])
-    shown = rig.prompt()
-
-    assert (
-        shown.index("Let me look.")
-        < shown.index('"Paris"')
-        < shown.index("sunny")
-        < shown.index("Error: no clock")
-        < shown.index("So?")
-    )
-
-
-@pytest.mark.parametrize(
-    ("choice", "expected"),
-    [({"type": "any"}, ["get_weather", "now"]), ({"type": "tool", "name": "now"}, ["now"])],
-)
-async def test_forced_calls_are_constrained_and_end_by_tool_use(rig, client, choice, expected):
-    rig.say("{}" if choice["type"] == "tool" else '[{"name": "now", "parameters": {}}]')
-    reply = await ask(client, tools=[WEATHER, NOW], tool_choice=choice)
-
-    assert [(block.type, block.name, block.input) for block in reply.content] == [
-        ("tool_use", "now", {})
-    ]
-    assert reply.stop_reason == "tool_use"
-    constraint = rig.spec.sampling.constraint
-    assert constraint is not None
-    assert choice["type"] == "tool" or all(name in constraint.text for name in expected)
-
-
 @pytest.mark.parametrize("written", ['{"x": "\\ud800"}', '{"x": ' + "[" * 1500 + "]" * 1500 + "}"])
 async def test_a_call_whose_input_json_cannot_carry_is_empty(rig, client, http, written):
     rig.say(written)
@@ -145,44 +72,6 @@ async def test_a_call_whose_input_json_cannot_carry_is_empty(rig, client, http, 
 
     assert reply.status_code == 200
     assert reply.json()["content"][0]["input"] == {}
-
-
-async def test_no_tool_is_shown_with_choice_none(rig, client):
-    await ask(client, tools=[WEATHER], tool_choice={"type": "none"})
-
-    assert "get_weather" not in rig.prompt()
-
-
-async def test_hints_for_other_models_change_nothing(rig, http):
-    """As coding agents send them to any model: this one is not known to think."""
-    rig.policy = PolicyConfig()
-    hints = {
-        "thinking": {"type": "enabled", "budget_tokens": 1024},
-        "context_management": {"edits": []},
-        "metadata": {"user_id": "x"},
-        "output_config": {"effort": "high"},
-        "system": [{"type": "text", "text": "Be brief", "cache_control": {"type": "ephemeral"}}],
-    }
-    rig.backend.max_model_len = 4000
-    reply = await http.post("/v1/messages?beta=true", json=BODY | {"max_tokens": 2000} | hints)
-
-    assert reply.status_code == 200
-    assert reply.json()["content"] == [{"type": "text", "text": "Hello, world!"}]
-    assert rig.backend.calls[0][0][0].sampling.constraint is None
-
-
-async def test_a_schema_constrains_the_answer(rig, client):
-    schema = {
-        "type": "object",
-        "properties": {"x": {"type": "integer"}},
-        "required": ["x"],
-        "additionalProperties": False,
-    }
-    rig.say('{"x": 1}')
-    body = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
-    await ask(client, extra_body=body)
-
-    assert '"integer"' in rig.spec.sampling.constraint.text
 
 
 async def test_tokens_are_counted_as_the_model_sees_them(rig, client):
@@ -250,18 +139,6 @@ async def test_a_final_message_of_the_assistant_is_continued(rig, client, conten
     async with streaming(client, messages=begun) as stream:
         final = await stream.get_final_message()
     assert final.content[0].text == "Hello, world!"
-
-
-@pytest.mark.parametrize("content", ["", []])
-async def test_an_empty_final_message_of_the_assistant_begins_nothing(rig, http, content):
-    messages = [*ASK, {"role": "assistant", "content": content}]
-    assert (await http.post("/v1/messages", json=BODY)).status_code == 200
-    reply = await http.post("/v1/messages", json=BODY | {"messages": messages})
-
-    assert reply.status_code == 200
-    assert rig.backend.calls[0][0][0].prompt == rig.backend.calls[1][0][0].prompt
-    alone = await http.post("/v1/messages", json=BODY | {"messages": messages[1:]})
-    assert alone.status_code == 200
 
 
 async def test_a_schema_that_the_engine_refuses_is_named_as_this_api_names_it(rig, http):

@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 
 import httpx
-import pytest
 
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.qos import EstimationSpec, SloSpec, TenantSpec
@@ -12,17 +11,6 @@ from pdcluster_worker.errors import RequestError
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
-
-
-@pytest.mark.parametrize(
-    ("requested", "number"), [("high", -100), ("normal", 0), ("low", 100), (-7, -7), (None, 0)]
-)
-async def test_priority_is_a_name_or_a_number(rig, http, requested, number):
-    rig.policy = rig.policy.model_copy(update={"allow_client_priority": True})
-    response = await http.post(CHAT, json=BODY | {"priority": requested})
-
-    assert response.status_code == 200
-    assert rig.backend.calls[0][0][0].priority == number
 
 
 async def test_objectives_and_a_deadline_travel_with_the_request_and_count_from_its_arrival(rig):

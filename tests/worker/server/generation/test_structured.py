@@ -2,24 +2,13 @@
 field.
 """
 
-import json
 from typing import Any
 
 import pytest
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.requests import Constraint
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
-WRITTEN = json.dumps(SCHEMA, separators=(",", ":"))
-OBJECT = Constraint("json_object")
-BY_SCHEMA = Constraint("json_schema", WRITTEN)
-TAG = {
-    "type": "tag",
-    "begin": "<f>",
-    "content": {"type": "json_schema", "json_schema": SCHEMA},
-    "end": "</f>",
-}
 REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]},
     "/v1/completions": {"model": "tiny", "prompt": "Hi"},
@@ -33,57 +22,6 @@ def by_format(schema: Any = SCHEMA, **more: Any) -> dict[str, Any]:
             "json_schema": {"name": "pair", "schema": schema, **more},
         }
     }
-
-
-@pytest.mark.parametrize(
-    ("requested", "constraint"),
-    [
-        ({"response_format": {"type": "text"}}, None),
-        ({"response_format": None, "guided_json": None, "structured_outputs": None}, None),
-        ({"response_format": {"type": "json_object"}}, OBJECT),
-        (by_format(), BY_SCHEMA),
-        (
-            by_format(strict=True, description="Two fields"),
-            Constraint("json_schema", WRITTEN, strict=True),
-        ),
-        (by_format(True), Constraint("json_schema", "true")),
-        (
-            {"response_format": {"type": "structural_tag", "format": TAG}},
-            Constraint(
-                "structural_tag",
-                json.dumps({"type": "structural_tag", "format": TAG}, separators=(",", ":")),
-            ),
-        ),
-        ({"structured_outputs": {"json": SCHEMA}}, BY_SCHEMA),
-        ({"structured_outputs": {"json": json.dumps(SCHEMA, indent=2)}}, BY_SCHEMA),
-        ({"structured_outputs": {"regex": "[ab]+"}}, Constraint("regex", "[ab]+")),
-        ({"structured_outputs": {"choice": ["yes", "no"]}}, Constraint("choice", '["yes","no"]')),
-        (
-            {"structured_outputs": {"grammar": 'root ::= "a"'}},
-            Constraint("grammar", 'root ::= "a"'),
-        ),
-        ({"structured_outputs": {"json_object": True}}, OBJECT),
-        ({"structured_outputs": {"structural_tag": "{}"}}, Constraint("structural_tag", "{}")),
-        ({"guided_json": SCHEMA}, BY_SCHEMA),
-        ({"guided_json": WRITTEN}, BY_SCHEMA),
-        ({"guided_regex": "[ab]+"}, Constraint("regex", "[ab]+")),
-        ({"guided_choice": ["yes", "no"]}, Constraint("choice", '["yes","no"]')),
-        ({"guided_grammar": 'root ::= "a"'}, Constraint("grammar", 'root ::= "a"')),
-        (
-            {"response_format": {"type": "text"}, "guided_regex": "[ab]+"},
-            Constraint("regex", "[ab]+"),
-        ),
-    ],
-)
-@pytest.mark.parametrize("path", REQUESTS)
-async def test_both_apis_hand_the_constraint_to_every_choice(
-    rig, http, path, requested, constraint
-):
-    response = await http.post(path, json={**REQUESTS[path], "n": 2, **requested})
-
-    assert response.status_code == 200, response.text
-    (specs, _), *_ = rig.backend.calls
-    assert [spec.sampling.constraint for spec in specs] == [constraint, constraint]
 
 
 @pytest.mark.parametrize(

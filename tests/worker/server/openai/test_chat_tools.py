@@ -69,10 +69,6 @@ def constraint(rig: Rig):
     return rig.spec.sampling.constraint
 
 
-def form_of(rig: Rig) -> dict:
-    return json.loads(constraint(rig).text)["format"]
-
-
 @pytest.mark.parametrize(("stop", "num_pieces"), [(None, 5), ("never", 1)])
 async def test_arguments_of_a_call_that_is_held_to_its_form_come_in_pieces(
     rig, client, stop, num_pieces
@@ -133,71 +129,6 @@ async def test_an_engines_error_of_a_format_with_tools_names_the_format(rig, cli
     assert caught.value.body["param"] == "response_format.json_schema.schema"
 
 
-async def test_one_required_call_where_parallel_ones_are_off(rig, client):
-    rig.say('[{"name": "now", "parameters": {}}]')
-    await ask(client, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
-
-    assert form_of(rig)["elements"][1]["stop_after_first"]
-
-
-async def test_a_named_call_is_constrained_by_its_parameters(rig, client):
-    choice = {"type": "function", "function": {"name": "get_weather"}}
-    await ask(client, tools=TOOLS, tool_choice=choice)
-
-    assert form_of(rig) == {
-        "type": "json_schema",
-        "json_schema": WEATHER["function"]["parameters"],
-        "max_whitespace_cnt": 1,
-    }
-
-
-async def test_a_strict_tool_is_constrained_where_the_model_decides(rig, client):
-    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
-    await ask(client, tools=[strict, NOW])
-    form = form_of(rig)
-
-    assert (form["type"], form["triggers"]) == ("triggered_tags", ["<tool_call>"])
-    assert form["tags"][0]["content"]["json_schema"] == WEATHER["function"]["parameters"]
-    assert form["tags"][0]["begin"] == '<tool_call>\n{"name": "get_weather", "arguments": '
-
-
-async def test_a_format_of_the_answer_leaves_room_for_calls(rig, client):
-    await ask(client, tools=TOOLS, response_format={"type": "json_object"})
-    calls, answer = form_of(rig)["elements"]
-
-    assert calls["type"] == "tags_with_separator"
-    assert answer == {"type": "json_schema", "json_schema": {"type": "object"}}
-
-
-async def test_the_history_of_calls_is_rendered(rig, client):
-    history = [
-        {
-            "role": "developer",
-            "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}],
-        },
-        *ASK,
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                {
-                    "id": "a",
-                    "type": "function",
-                    "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'},
-                }
-            ],
-        },
-        {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "sunny"}]},
-    ]
-    await ask(client, messages=history, tools=[NOW])
-
-    assert rig.prompt().startswith("<|im_start|>system\nBe\nbrief.\n\nYou may call")
-    assert rig.prompt().endswith(
-        f"<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n{HERMES_PARIS}<|im_end|>\n"
-        "<|im_start|>user\n<tool_response>\nsunny\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
 CALLED = {
     "role": "assistant",
     "content": None,
@@ -250,46 +181,6 @@ async def test_a_format_with_calls_that_are_no_text_is_refused(rig, parser):
             await ask(client, tools=TOOLS, response_format={"type": "json_object"})
 
 
-async def test_settings_of_the_template_reach_it(rig, thinker):
-    rig.say("Yes.")
-    await ask(
-        thinker,
-        reasoning_effort="low",
-        extra_body={"chat_template_kwargs": {"enable_thinking": False}},
-    )
-    assert rig.prompt().endswith("assistant<think></think>low")
-
-    await ask(thinker, reasoning_effort="none")
-    assert rig.prompt().endswith("assistant<think></think>none")
-
-
-async def test_a_budget_of_thinking_tokens_is_part_of_the_constraint(rig, thinker):
-    await ask(thinker, extra_body={"thinking_token_budget": 7})
-    thinking, rest = form_of(rig)["elements"]
-
-    assert thinking["content"]["content"] == {"type": "any_text", "max_tokens": 7}
-    assert thinking["type"] == "optional"
-    assert thinking["content"]["end"] == "</think>"
-    assert rest["type"] == "any_text"
-
-
-async def test_a_budget_where_nothing_is_thought_constrains_nothing(rig, thinker):
-    await ask(
-        thinker,
-        extra_body={"thinking_token_budget": 7, "chat_template_kwargs": {"enable_thinking": False}},
-    )
-
-    assert constraint(rig) is None
-
-
-async def test_the_form_of_an_answer_counts_after_its_reasoning(rig, thinker):
-    await ask(thinker, response_format={"type": "json_object"})
-    reasoning, *_, form = form_of(rig)["elements"]
-
-    assert reasoning["type"] == "optional"
-    assert form == {"type": "json_schema", "json_schema": {"type": "object"}}
-
-
 async def test_a_structural_tag_that_is_none_is_refused_where_it_has_to_be_joined(rig, thinker):
     with pytest.raises(openai.BadRequestError, match="with a format"):
         await ask(
@@ -306,12 +197,6 @@ async def test_an_answer_goes_on_within_its_reasoning(rig, thinker):
     assert (reply.choices[0].message.reasoning, reply.choices[0].message.content) == ("on.", "Yes.")
 
 
-async def test_no_turn_is_opened_without_a_generation_prompt(rig, client):
-    await ask(client, extra_body={"add_generation_prompt": False})
-
-    assert rig.prompt().endswith("Weather?<|im_end|>\n")
-
-
 async def test_a_template_that_changes_the_last_message_cannot_be_continued(rig):
     async with client_of(rig, "{{ messages[0].content }}") as client:
         with pytest.raises(openai.BadRequestError, match="changes the last message"):
@@ -320,13 +205,6 @@ async def test_a_template_that_changes_the_last_message_cannot_be_continued(rig)
                 messages=[*ASK, {"role": "assistant", "content": "x y z"}],
                 extra_body={"continue_final_message": True},
             )
-
-
-async def test_reasoning_of_the_history_reaches_the_template(rig, thinker):
-    for name in ("reasoning", "reasoning_content"):
-        messages = [*ASK, {"role": "assistant", "content": "Yes.", name: "Hm."}, *ASK]
-        await ask(thinker, messages=messages)
-        assert "<think>Hm.</think>" in rig.prompt()
 
 
 @pytest.mark.parametrize("arguments", ['{"name": "', "{x}", '{"x": "\\ud800"}', "[1]", '"a"'])
@@ -359,14 +237,6 @@ async def test_a_template_that_takes_objects_alone_is_given_one_for_a_call_that_
         rig.tokenizer.chat_template = ChatTemplate("{{ raise_exception('no') }}", {})
         with pytest.raises(openai.BadRequestError, match="template refuses these messages"):
             await ask(client, messages=messages)
-
-
-@pytest.mark.parametrize("message", [{}, {"content": None}, {"reasoning_content": "Hm"}])
-async def test_an_assistant_message_may_have_no_content(rig, client, message):
-    messages = [*ASK, {"role": "assistant", **message}, *ASK]
-    await ask(client, messages=messages)
-
-    assert "<|im_start|>assistant\n<|im_end|>\n<|im_start|>user" in rig.prompt()
 
 
 @pytest.mark.parametrize(

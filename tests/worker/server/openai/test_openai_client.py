@@ -6,8 +6,6 @@ import httpx
 import openai
 import pytest
 
-from pdcluster_schema.policy import PolicyConfig
-
 HELLO = [{"role": "user", "content": "Hi"}]
 
 
@@ -37,45 +35,6 @@ async def test_completion_defaults_to_16_tokens_and_ends_by_length(rig, client):
     assert (reply.choices[0].text, reply.choices[0].finish_reason) == ("x" * 16, "length")
 
 
-async def test_chat_defaults_to_the_rest_of_the_context(rig, client):
-    await ask(client)
-    spec = rig.backend.calls[0][0][0]
-
-    assert spec.sampling.max_tokens == 200 - len(spec.prompt)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [
-        ("ab", ["ab"]),
-        (["ab", "c"], ["ab", "c"]),
-        ([0, 1], [[0, 1]]),
-        ([[0, 1], [2]], [[0, 1], [2]]),
-    ],
-)
-async def test_completion_takes_every_form_of_prompt(rig, client, prompt, expected):
-    reply = await client.completions.create(model="tiny", prompt=prompt, max_tokens=2)
-    requested = sorted(calls[0][0].prompt for calls in rig.backend.calls)
-
-    assert requested == sorted(
-        [
-            rig.tokenizer._tokenizer.encode(item).ids if isinstance(item, str) else item
-            for item in expected
-        ]
-    )
-    assert [choice.index for choice in reply.choices] == list(range(len(expected)))
-
-
-async def test_n_choices_have_their_own_ids_and_seeds(rig, client):
-    reply = await ask(client, n=3, seed=2**63 - 1)
-    (specs, prefill) = rig.backend.calls[0]
-
-    assert [choice.message.content for choice in reply.choices] == ["Hello, world!"] * 3
-    assert [spec.sampling.seed for spec in specs] == [2**63 - 1, 0, 1]
-    assert [spec.request_id for spec in specs] == [f"{reply.id}-{i}" for i in range(3)]
-    assert prefill == "auto"
-
-
 async def test_seed_is_drawn_when_none_is_given(rig, client):
     for _ in range(2):
         await client.completions.create(model="tiny", prompt="a")
@@ -83,68 +42,6 @@ async def test_seed_is_drawn_when_none_is_given(rig, client):
 
     assert seeds[0] != seeds[1]
     assert all(0 <= seed < 2**63 for seed in seeds)
-
-
-async def test_every_sampling_field_reaches_the_engine(rig, client):
-    rig.policy = PolicyConfig(allow_client_priority=True)
-    extra = {
-        "top_k": 5,
-        "min_p": 0.1,
-        "repetition_penalty": 1.2,
-        "min_tokens": 1,
-        "stop_token_ids": [7],
-        "ignore_eos": True,
-        "priority": -3,
-        "pdcluster": {"prefill": "remote"},
-    }
-    await ask(
-        client,
-        max_completion_tokens=9,
-        temperature=0.5,
-        top_p=0.9,
-        presence_penalty=1,
-        frequency_penalty=-1,
-        logit_bias={"3": -100},
-        seed=4,
-        user="me",
-        extra_body=extra,
-    )
-    (specs, prefill) = rig.backend.calls[0]
-    sampling = specs[0].sampling
-
-    assert (prefill, specs[0].priority, sampling.max_tokens, sampling.seed) == ("remote", -3, 9, 4)
-    assert sampling.temperature == 0.5
-    assert sampling.top_p == 0.9
-    assert sampling.top_k == 5
-    assert sampling.min_p == 0.1
-    assert sampling.presence_penalty == 1.0
-    assert sampling.frequency_penalty == -1.0
-    assert sampling.repetition_penalty == 1.2
-    assert sampling.logit_bias == {3: -100.0}
-    assert sampling.min_tokens == 1
-    assert sampling.stop_token_ids == [7]
-    assert (sampling.eos_token_ids, sampling.ignore_eos, sampling.logprobs) == ([258], True, None)
-
-
-async def test_top_p_zero_is_greedy(rig, client):
-    await client.completions.create(model="tiny", prompt="a", top_p=0, temperature=1.5)
-    sampling = rig.backend.calls[0][0][0].sampling
-
-    assert (sampling.temperature, sampling.top_p) == (0.0, 1.0)
-
-
-async def test_chat_prompt_is_the_template_and_takes_text_parts(rig, client):
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    messages = [
-        {"role": "developer", "content": "d"},
-        {"role": "user", "name": "n", "content": parts},
-    ]
-    await client.chat.completions.create(model="tiny", messages=messages)
-    text = (
-        "<|im_start|>system\nd<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"
-    )
-
-    assert rig.backend.calls[0][0][0].prompt == rig.tokenizer._tokenizer.encode(text).ids
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -57,14 +57,6 @@ async def streamed(client, **fields) -> list:
     return events
 
 
-async def test_sampling_and_instructions_reach_the_engine(rig, client):
-    await ask(client, instructions="Be brief", max_output_tokens=50, temperature=0.5, top_p=0.25)
-    sampling = rig.spec.sampling
-
-    assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (50, 0.5, 0.25)
-    assert "system\nBe brief<|im_end|>" in rig.prompt()
-
-
 async def test_the_official_streaming_helper_takes_the_events(rig, client):
     async with client.responses.stream(model="tiny", input="Hi") as stream:
         text = "".join(
@@ -73,75 +65,6 @@ async def test_the_official_streaming_helper_takes_the_events(rig, client):
         final = await stream.get_final_response()
 
     assert text == final.output_text == "Hello, world!"
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "now"}])
-async def test_a_forced_call_is_constrained(rig, client, choice):
-    rig.say("{}" if isinstance(choice, dict) else '[{"name": "now", "parameters": {}}]')
-    reply = await ask(client, tools=[NOW], tool_choice=choice, parallel_tool_calls=False)
-
-    assert [(item.type, item.name) for item in reply.output] == [("function_call", "now")]
-    assert rig.spec.sampling.constraint is not None
-    assert reply.tool_choice == choice or reply.tool_choice.name == "now"
-
-
-async def test_items_of_a_conversation_reach_the_model_in_their_order(rig, client):
-    items = [
-        {"role": "developer", "content": "Be brief"},
-        {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
-        {
-            "type": "reasoning",
-            "id": "rs_1",
-            "summary": [],
-            "content": [{"type": "reasoning_text", "text": "Hm."}],
-        },
-        {
-            "type": "function_call",
-            "call_id": "c1",
-            "name": "get_weather",
-            "arguments": '{"city": "Paris"}',
-        },
-        {"type": "function_call", "call_id": "c2", "name": "now", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
-        {
-            "type": "function_call_output",
-            "call_id": "c2",
-            "output": [{"type": "input_text", "text": "noon"}],
-        },
-        {
-            "type": "message",
-            "role": "assistant",
-            "id": "m",
-            "status": "completed",
-            "content": [{"type": "output_text", "text": "Fine.", "annotations": []}],
-        },
-        {"role": "user", "content": "So?"},
-    ]
-    await ask(client, input=items, tools=[WEATHER, NOW])
-    shown = rig.prompt()
-
-    places = [
-        shown.index(text)
-        for text in ("Be brief", "Weather?", '"Paris"', "sunny", "noon", "Fine.", "So?")
-    ]
-    assert places == sorted(places)
-
-
-async def test_a_text_format_constrains_the_answer(rig, client):
-    schema = {
-        "type": "object",
-        "properties": {"x": {"type": "integer"}},
-        "required": ["x"],
-        "additionalProperties": False,
-    }
-    rig.say('{"x": 1}')
-    reply = await ask(
-        client,
-        text={"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}},
-    )
-
-    assert '"integer"' in rig.spec.sampling.constraint.text
-    assert reply.text.format.schema_ == schema
 
 
 async def test_a_response_goes_on_from_one_that_is_kept(rig, client):
