@@ -14,6 +14,15 @@ from msgspec.structs import replace
 from prometheus_client import Counter
 
 from pdcluster_schema.routing import PrefillScoreSpec
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.worker import (
+    DiscoveryConfig,
+    ListenConfig,
+    ModelConfig,
+    Role,
+    TLSConfig,
+    WorkerConfig,
+)
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import (
     EngineInput,
@@ -68,6 +77,21 @@ def stats(free_blocks: int, num_transfers: int = 0, num_inputs: int = 0) -> Engi
 def steps_of(*steps: tuple[str, float], num_steps: int = 0, bytes_sent: int = 0) -> EngineStats:
     return replace(
         stats(free_blocks=0), steps=list(steps), num_steps=num_steps, bytes_sent=bytes_sent
+    )
+
+
+def config_of(tls: TLSConfig, role: Role, **engine: int) -> WorkerConfig:
+    """Settings of a worker of which nothing can be reached."""
+    return WorkerConfig(
+        cluster="c",
+        revision="r1",
+        role=role,
+        pool="p",
+        model=ModelConfig(name="m", path="/m"),
+        discovery=DiscoveryConfig(endpoints=["127.0.0.1:1"]),
+        tls=tls,
+        engine=EngineConfig(**engine),
+        listen=ListenConfig(host="127.0.0.1"),
     )
 
 

@@ -2,21 +2,14 @@
 progress or the worker drains.
 """
 
-from pathlib import Path
-
 import pytest
 from msgspec.structs import replace
 
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.routing import PrefillQueueSpec
-from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.worker import (
-    DiscoveryConfig,
     Identity,
-    ListenConfig,
-    ModelConfig,
     TLSConfig,
-    WorkerConfig,
 )
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.tls import Credentials
@@ -24,7 +17,7 @@ from pdcluster_worker.serving.engines.client import EngineClient
 from pdcluster_worker.serving.engines.engines import Engine, Engines
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.serving.worker_runtime import WorkerRuntime
-from tests.worker.serving.doubles import FACTS, ScriptedEngine
+from tests.worker.serving.doubles import FACTS, ScriptedEngine, config_of
 
 BUDGET = 100  # of a step; two are promised ahead for each engine
 
@@ -35,17 +28,8 @@ class Scene:
     """
 
     def __init__(self, tls: TLSConfig) -> None:
-        config = WorkerConfig(
-            cluster="c",
-            revision="r1",
-            role="prefill",
-            pool="p",
-            model=ModelConfig(name="m", path=str(Path("/m"))),
-            discovery=DiscoveryConfig(endpoints=["127.0.0.1:1"]),
-            tls=tls,
-            engine=EngineConfig(max_batched_tokens=BUDGET, max_sequences=8, data_parallel_size=2),
-            listen=ListenConfig(host="127.0.0.1"),
-        )
+        engine = {"max_batched_tokens": BUDGET, "max_sequences": 8, "data_parallel_size": 2}
+        config = config_of(tls, "prefill", **engine)
         self.engines = Engines(*(self.engine(rank) for rank in range(2)))
         self.worker = WorkerContext("prefill", self.engines, Metrics(), PolicyConfig())
         self.node = WorkerRuntime(

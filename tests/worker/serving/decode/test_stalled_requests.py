@@ -188,14 +188,6 @@ async def test_ingress_of_a_stalled_engine_relays_what_comes(worker, engine):
     assert not engine.inputs
 
 
-async def test_ingress_of_a_stalled_engine_without_a_peer_says_so(worker):
-    client_of(worker).stall("it has stalled")
-    with pytest.raises(EngineStalledError, match="it has stalled") as caught:
-        await request_credits(make_ingress(worker))
-
-    assert (caught.value.status, caught.value.retry_after_seconds, worker.active) == (503, 1, 0)
-
-
 async def test_ingress_request_without_a_token_goes_to_a_peer_when_the_engine_stalls(worker):
     peer = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"))
     requested = asyncio.create_task(request_credits(make_ingress(worker, peer)))
@@ -223,13 +215,6 @@ async def test_ingress_request_with_a_token_moves_to_a_peer_when_the_engine_stal
     assert await begun(worker, engine, peer) == [7, 5]
     assert peer.outputs == [[7]]
     assert isinstance(engine.inputs[-1], Submit | Abort)
-
-
-async def test_ingress_request_with_a_token_ends_with_a_clean_error_when_no_engine_is_left(
-    worker, engine
-):
-    with pytest.raises(EngineStalledError):
-        await begun(worker, engine)
 
 
 async def test_ingress_whose_peer_fails_while_the_engine_here_stalls_refuses(worker):

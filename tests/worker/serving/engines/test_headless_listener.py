@@ -10,13 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from pdcluster_schema.ports import WORKER_NAME
-from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.worker import (
-    DiscoveryConfig,
-    ListenConfig,
-    ModelConfig,
     TLSConfig,
-    WorkerConfig,
 )
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.headless import (
@@ -36,22 +31,9 @@ from pdcluster_worker.serving.engines import headless_listener
 from pdcluster_worker.serving.engines.group import EngineGroup
 from pdcluster_worker.serving.engines.headless_listener import HeadlessListener
 from tests.system.certificates import make_certificates
+from tests.worker.serving.doubles import config_of
 
 HELLO = HeadHello(VERSION, "c", "r1", "mixed", "node-b", "127.0.0.1")
-
-
-def config_of(tls: TLSConfig, **engine: int) -> WorkerConfig:
-    return WorkerConfig(
-        cluster="c",
-        revision="r1",
-        role="mixed",
-        pool="p",
-        model=ModelConfig(name="m", path="/m"),
-        discovery=DiscoveryConfig(endpoints=["h:1"]),
-        tls=tls,
-        engine=EngineConfig(**engine),
-        listen=ListenConfig(host="127.0.0.1"),
-    )
 
 
 class Line:
@@ -85,7 +67,7 @@ def group_of(size: int) -> EngineGroup:
 
 @pytest.fixture
 async def door(tls: TLSConfig) -> AsyncIterator[HeadlessListener]:
-    door = HeadlessListener(config_of(tls), "float32", group_of(1))
+    door = HeadlessListener(config_of(tls, "mixed"), "float32", group_of(1))
     await door.open(0)
     yield door
     await door.close()
@@ -133,7 +115,7 @@ async def test_engine_that_is_not_of_the_head_is_refused_with_the_reason(
 
 
 async def test_one_engine_too_many_is_refused(tls):
-    door = HeadlessListener(config_of(tls, data_parallel_size=8), "float32", group_of(8))
+    door = HeadlessListener(config_of(tls, "mixed", data_parallel_size=8), "float32", group_of(8))
     await door.open(0)
     queue = await Line.open(door, client_context(tls))
 
@@ -181,4 +163,4 @@ async def test_port_in_use_is_a_wrong_setting(door, tls):
     with pytest.raises(
         ConfigError, match=rf"listen\.head: cannot listen on 127\.0\.0\.1:{door.port}"
     ):
-        await HeadlessListener(config_of(tls), "float32", group_of(1)).open(door.port)
+        await HeadlessListener(config_of(tls, "mixed"), "float32", group_of(1)).open(door.port)

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from pdcluster_worker.errors import PeerError
 from pdcluster_worker.messages.engine import EngineInput, EngineOutput, Submit, Tokens
-from pdcluster_worker.messages.peers import Generated, PrefillMode
+from pdcluster_worker.messages.peers import Generated, PrefillMode, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.worker_context import WorkerContext
@@ -66,6 +66,15 @@ class Model(DecodePeer):
                 yield Generated(token_at(spec, position), "local" if count == 0 else None)
         finally:
             self.num_open -= 1
+
+
+def two_peers(*, restarts_grammar: bool = False, **first: int) -> tuple[Model, Model]:
+    """Idle workers, of which the first is chosen."""
+    peers = Model("a", **first), Model("b")
+    for peer in peers:
+        peer.restarts_grammar = restarts_grammar
+    peers[1].load = WorkerLoad(num_running=1)
+    return peers
 
 
 def model_here(message: EngineInput) -> Sequence[EngineOutput]:

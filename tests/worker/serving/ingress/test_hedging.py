@@ -9,7 +9,6 @@ import pytest
 
 from pdcluster_schema.routing import RacingSpec
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.peers import WorkerLoad
 from pdcluster_worker.routing import attempts
 from pdcluster_worker.serving.ingress import attempt
 from pdcluster_worker.serving.ingress.ingress import Ingress
@@ -25,6 +24,7 @@ from tests.worker.serving.ingress.moving_model import (
     ids,
     model_here,
     spec,
+    two_peers,
 )
 
 ALWAYS = RacingSpec(enabled=True, max_requests=1, max_ratio=1.0)
@@ -42,8 +42,7 @@ def ingress_of(
 
 def two(first_waits: bool = False, rival_waits: bool = False) -> tuple[Model, Model]:
     """Idle workers, of which the first is chosen; one that waits makes no token yet."""
-    first, rival = Model("a"), Model("b")
-    rival.load = WorkerLoad(num_running=1)
+    first, rival = two_peers()
     first.waits_at, rival.waits_at = 0 if first_waits else None, 0 if rival_waits else None
     return first, rival
 

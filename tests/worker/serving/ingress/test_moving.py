@@ -37,6 +37,7 @@ from tests.worker.serving.ingress.moving_model import (
     ids,
     model_here,
     spec,
+    two_peers,
 )
 
 
@@ -61,8 +62,7 @@ def ingress_of(worker: WorkerContext, engine: ScriptedEngine, *peers: Model) -> 
 
 
 async def test_moved_request_goes_on_where_it_was(worker, engine):
-    first, second = Model("a", ends_after=2), Model("b")
-    second.load = WorkerLoad(num_running=1)
+    first, second = two_peers(ends_after=2)
     with request_trace.begin_trace("r") as told:
         made = await collect(ingress_of(worker, engine, first, second))
 
@@ -95,8 +95,7 @@ async def test_request_that_has_ended_is_not_moved(worker, engine):
 
 
 async def test_moved_request_whose_prefill_was_forced_goes_by_the_rule(worker, engine):
-    first, second = Model("a", ends_after=1), Model("b")
-    second.load = WorkerLoad(num_running=1)
+    first, second = two_peers(ends_after=1)
     await collect(ingress_of(worker, engine, first, second), prefill="remote")
 
     assert (first.modes, second.modes) == (["remote"], ["auto"])
@@ -124,8 +123,7 @@ async def test_move_that_a_worker_refuses_for_the_requests_own_fault_is_not_trie
 
 
 async def test_choices_that_begin_later_begin_where_the_first_has_gone(worker, engine):
-    first, second = Model("a", ends_after=1), Model("b")
-    second.load = WorkerLoad(num_running=1)
+    first, second = two_peers(ends_after=1)
     made = await collect(ingress_of(worker, engine, first, second), spec("x"), spec("y"))
 
     assert (ids(made, 0), ids(made, 1)) == (WHOLE, WHOLE)
@@ -133,8 +131,7 @@ async def test_choices_that_begin_later_begin_where_the_first_has_gone(worker, e
 
 
 async def test_choices_are_tried_elsewhere_before_their_first_token(worker, engine):
-    first, second = Model("a", ends_after=0), Model("b")
-    second.load = WorkerLoad(num_running=1)
+    first, second = two_peers(ends_after=0)
     worker.announce("draining")
     made = await collect(ingress_of(worker, engine, first, second), spec("x"), spec("y"))
 
@@ -166,8 +163,8 @@ async def waiting(
 async def test_request_leaves_a_worker_that_drains_while_it_waits_for_a_token(
     worker, engine, num_tokens
 ):
-    first, second = Model("a"), Model("b")
-    first.waits_at, second.load = num_tokens, WorkerLoad(num_running=1)
+    first, second = two_peers()
+    first.waits_at = num_tokens
     ingress = ingress_of(worker, engine, first, second)
     worker.announce("draining")  # so that nothing is tried again here
     requested = await waiting(ingress, first)
@@ -184,8 +181,7 @@ async def test_request_leaves_a_worker_that_drains_while_it_waits_for_a_token(
 
 
 async def test_request_leaves_a_draining_worker_between_two_tokens(worker, engine):
-    first, second = Model("a"), Model("b")
-    second.load = WorkerLoad(num_running=1)
+    first, second = two_peers()
     ingress = ingress_of(worker, engine, first, second)
     made: list[int] = []
     async with aclosing(ingress.generate([spec()], "auto")) as tokens:
@@ -200,14 +196,6 @@ async def test_request_leaves_a_draining_worker_between_two_tokens(worker, engin
 STRUCTURED = replace(
     spec(), sampling=replace(spec().sampling, constraint=Constraint("json_object"))
 )
-
-
-def two_peers(*, restarts_grammar: bool, **first: int) -> tuple[Model, Model]:
-    peers = Model("a", **first), Model("b")
-    for peer in peers:
-        peer.restarts_grammar = restarts_grammar
-    peers[1].load = WorkerLoad(num_running=1)
-    return peers
 
 
 @pytest.mark.parametrize(
@@ -259,8 +247,7 @@ async def test_structured_answer_of_an_engine_here_that_stalls_is_not_begun_else
 
 @pytest.mark.parametrize("is_off", [True, False], ids=["off", "no peer"])
 async def test_request_stays_at_a_draining_worker(worker, engine, is_off):
-    first, second = Model("a"), Model("b")
-    second.load = WorkerLoad(num_running=1)
+    first, second = two_peers()
     first.waits_at = 2
     worker.policy = worker.policy.model_copy(update={"moving": MovingSpec(enabled=not is_off)})
     ingress = ingress_of(worker, engine, first, second)
