@@ -29,6 +29,11 @@ async def pair(worker: Any, eventually: Eventually, **prefill: Any) -> tuple[Any
     return d, p
 
 
+def num_peers(of: Any, role: str, state: str) -> float:
+    value = of.metrics.registry.get_sample_value("pdcluster_peers", {"role": role, "state": state})
+    return float(value or 0)
+
+
 async def test_decode_worker_keeps_every_role_and_not_itself(
     worker: Any, eventually: Eventually
 ) -> None:
@@ -43,10 +48,7 @@ async def test_decode_worker_keeps_every_role_and_not_itself(
 
     await eventually(lambda: {peer.key for peer in d.directory.decodes()} == {"d2", "m"})
     await eventually(lambda: {peer.key for peer in d.directory.prefills()} == {"p"})
-    assert (
-        d.metrics.registry.get_sample_value("pdcluster_peers", {"role": "decode", "state": "ready"})
-        == 1
-    )
+    assert num_peers(d, "decode", "ready") == 1
 
 
 async def test_prefill_worker_keeps_no_peers(worker: Any) -> None:
@@ -221,12 +223,7 @@ async def test_mismatched_pair_is_refused_and_reported_on_both_sides(
             one.metrics.registry.get_sample_value("pdcluster_peer_refused_total", {"reason": label})
             == 1
         )
-    assert (
-        d.metrics.registry.get_sample_value(
-            "pdcluster_peers", {"role": "prefill", "state": "refused"}
-        )
-        == 1
-    )
+    assert num_peers(d, "prefill", "refused") == 1
     assert d.directory.refused("decode") == {}
     assert await d.directory.probe(p.record)  # refused is not dead
 
@@ -252,14 +249,7 @@ async def test_old_engine_id_is_not_connected_to(
 
     d.directory.set_members({"p": msgspec.structs.replace(p.record, engine_id="older")})
 
-    await eventually(
-        lambda: (
-            d.metrics.registry.get_sample_value(
-                "pdcluster_peers", {"role": "prefill", "state": "lost"}
-            )
-            == 1
-        )
-    )
+    await eventually(lambda: num_peers(d, "prefill", "lost") == 1)
     assert not await d.directory.probe(msgspec.structs.replace(p.record, engine_id="older"))
     assert d.directory.prefills() == []
 
@@ -275,14 +265,7 @@ async def test_peer_outside_the_ca_is_not_served(
 
     stranger.sees(p)
 
-    await eventually(
-        lambda: (
-            stranger.metrics.registry.get_sample_value(
-                "pdcluster_peers", {"role": "prefill", "state": "lost"}
-            )
-            == 1
-        )
-    )
+    await eventually(lambda: num_peers(stranger, "prefill", "lost") == 1)
     assert not await stranger.directory.probe(p.record)
     assert p.handler.watches == 0
 
