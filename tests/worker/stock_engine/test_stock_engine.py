@@ -445,6 +445,7 @@ async def test_a_prompts_logprobs_come_before_its_stream() -> None:
 
 async def test_a_ping_says_whether_there_is_work_and_how_far_it_is() -> None:
     async with rigged() as rig:
+        await read_page(rig, num_requests_running=0.0)
         rig.engine.take(messages.Ping())
         assert await rig.said(messages.Pong) == messages.Pong(0, has_work=False)
         rig.engine.take(messages.Submit(spec()))
@@ -454,9 +455,26 @@ async def test_a_ping_says_whether_there_is_work_and_how_far_it_is() -> None:
         assert await rig.said(messages.Pong) == messages.Pong(1, has_work=True)
 
 
+@pytest.mark.parametrize(("num_running", "has_work"), [(1.0, True), (0.0, False)])
+async def test_an_engine_that_still_runs_what_was_aborted_is_not_idle(
+    *, num_running: float, has_work: bool
+) -> None:
+    async with rigged() as rig:
+        rig.engine.take(messages.Submit(spec()))
+        await rig.first_token()
+        rig.engine.take(messages.Abort("r"))
+        await read_page(rig, num_requests_running=num_running)
+
+        rig.engine.take(messages.Ping())
+
+        assert (await rig.said(messages.Pong)).has_work is has_work
+
+
 async def test_a_ping_that_comes_while_the_page_does_not_is_answered_with_the_page() -> None:
     async with rigged() as rig:
-        page = rig.fake.pages.pop("/metrics")
+        page = rig.fake.pages.pop("/metrics").replace(
+            b'model_name="m"} 1.0', b'model_name="m"} 0.0'
+        )
         rig.read_pages()
         async with asyncio.timeout(10):
             while not rig.page.is_silent:

@@ -73,7 +73,7 @@ class Reports:
         self._is_pinged = self.page.is_silent
         if not self._is_pinged:
             is_to_step = self.load.is_to_step and not self._waits_for_kept
-            self._emit([Pong(self.load.num_steps, is_to_step)])
+            self._emit([Pong(self.load.num_steps, is_to_step or self._runs_forgotten)])
 
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._first.block_size)
@@ -113,6 +113,11 @@ class Reports:
         return len(self.fetches) if scrape.num_queued or is_full else 0
 
     @property
+    def _runs_forgotten(self) -> bool:
+        """True if it still says that it runs what was aborted, as one that hangs does for good."""
+        return not self.load.has_work and self._scrape.num_running > 0
+
+    @property
     def _waits_for_kept(self) -> bool:
         """True if a prompt waits only for KV that is kept for peers, and the page still changes."""
         scrape = self._scrape
@@ -138,7 +143,7 @@ class Reports:
 
     @property
     def is_busy(self) -> bool:
-        return self.load.has_work or self._keeps
+        return self.load.has_work or self._keeps or self._runs_forgotten
 
     def read(self, scrape: Scrape, requested_at: float) -> None:
         self._progress(scrape)
