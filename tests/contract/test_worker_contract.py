@@ -130,6 +130,7 @@ def nothing_by_default(scheduling: dict[str, Any]) -> tuple[dict[str, Any], dict
     site = replace(
         SITE,
         host="127.0.0.1",
+        http_host="0.0.0.0",
         http_port=1,
         grpc_port=2,
         kv_port=3,

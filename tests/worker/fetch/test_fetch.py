@@ -5,6 +5,7 @@ breaks.
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,8 +16,8 @@ import pytest
 
 from pdcluster_worker.processes.router_process import model_limits
 from pdcluster_worker.server.text.tokenizer import Tokenizer
+from tests.hub_server import COMMIT, HubServer
 from tests.make_tiny_model import make_tiny_model
-from tests.worker.fetch.hub_server import COMMIT, HubServer
 
 WEIGHTS = "model.safetensors"
 NO_WEIGHTS = {"PDCLUSTER_FETCH_WEIGHTS": "false"}
@@ -345,3 +346,25 @@ def test_a_secret_without_the_token_is_named(start: Start, hub: HubServer) -> No
     status, error = finish(start(PDCLUSTER_TOKEN_SECRET="hub"))
     assert (status, hub.requested) == (2, {})
     assert "no Secret hub, or it has neither of the keys HF_TOKEN and token" in last_line(error)
+
+
+def test_a_bar_stands_in_place_of_the_log(start: Start, target: Path, repository: Path) -> None:
+    status, error = finish(start("--bar"))
+
+    assert status == 0
+    assert "INFO" not in error
+    assert f"{WEIGHTS}: 100%" in error
+    check_whole(target, repository)
+
+
+def test_ctrl_c_leaves_what_has_come_without_a_traceback(
+    start: Start, hub: HubServer, target: Path
+) -> None:
+    hub.pause = 0.05
+    process = start()
+    wait_until(lambda: hub.sent[WEIGHTS] > 64 << 10)
+    process.send_signal(signal.SIGINT)
+    status, error = finish(process)
+
+    assert (status, "Traceback" in error) == (130, False)
+    assert (target.parent / ".tiny.partial" / f"{WEIGHTS}.part").stat().st_size > 0

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from pdcluster_worker.system.process import FILES_OF_RELAYED, allow_more_files, fitting
+from tests.hub_server import HubServer
 from tests.make_tiny_model import make_tiny_model
 from tests.system.waiting import wait_for
-from tests.worker.fetch.hub_server import HubServer
 
 END_SECONDS = 30.0
 AS_FIRST = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]

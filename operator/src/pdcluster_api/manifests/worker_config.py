@@ -53,6 +53,7 @@ class WorkerFileSettings:
     certificate: str
     key: str
     host: str = "0.0.0.0"
+    http_host: str | None = None  # where HTTP alone is served; None = at `host`
     http_port: int = HTTP_PORT
     grpc_port: int = GRPC_PORT
     kv_port: int = KV_PORT
@@ -68,6 +69,7 @@ class WorkerFileSettings:
 
 _LISTEN = {
     "host": "host",
+    "http_host": "httpHost",
     "http_port": "http",
     "grpc_port": "grpc",
     "kv_port": "kv",
@@ -111,10 +113,13 @@ def etcd_endpoints(cluster: PDCluster) -> tuple[str, ...]:
     )
 
 
+def answers_clients(cluster: PDCluster, role: str) -> bool:
+    return role in (ROUTER, cluster.spec.decode_role)
+
+
 def requires_keys(cluster: PDCluster, role: str) -> bool:
-    """True if workers of a role check API keys: those that can answer a client."""
-    is_answering = role in (ROUTER, cluster.spec.decode_role)
-    return cluster.spec.service.api_key_secret is not None and is_answering
+    """True if workers of a role check API keys."""
+    return cluster.spec.service.api_key_secret is not None and answers_clients(cluster, role)
 
 
 def engine_config(

@@ -3,99 +3,53 @@
 Exit codes: 0 = done; 1 = something failed; 2 = invalid input (each fault on a line of stderr).
 """
 
-from pathlib import Path
+from importlib.metadata import version
 from typing import Annotated, Literal
 
 import typer
 
 from pdcluster_schema.load import applied_fault
 from pdcluster_schema.revision import revision_of
-from pdcluster_schema.stock_engine import SGLANG, VLLM
 from pdctl.cli.bench import app as bench
-from pdctl.cli.options import File, Files, load_file, load_files, reported
+from pdctl.cli.options import Files, load_files, reported
 from pdctl.cli.plan import plan_command
 from pdctl.cli.render import render_command
 from pdctl.cli.replay import autoscale
 from pdctl.cli.status import find_directory, render_status
+from pdctl.cli.up import StateDir, init_command, up_command
 from pdctl.cli.verify import verify_command
 from pdctl.cli.why import why_command
 from pdctl.local.run_directory import default_state_dir
-from pdctl.local.screen import make_screen
-from pdctl.local.up import UpRequest, up
 
 app = typer.Typer(
     name="pdctl",
-    help="Serve large language models with prefill and decode on separate workers.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-StateDir = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR", help="where runs keep state and logs [default: ~/.local/state/pdcluster]"
-    ),
-]
 
 
-@app.command("up")
-def up_command(
-    file: File,
+def _show_version(is_given: bool) -> None:
+    if is_given:
+        typer.echo(f"pdctl {version('pdcluster-operator')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
     *,
-    port: Annotated[
-        int | None,
+    _version: Annotated[
+        bool,
         typer.Option(
-            envvar="PDCLUSTER_PORT",
-            min=0,
-            max=65535,
-            help="where to serve, over spec.service.port; 0 = any free port",
+            "--version", help="show the version and exit", is_eager=True, callback=_show_version
         ),
-    ] = None,
-    model_path: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="the model's folder; without it spec.model.path where that is here, else "
-            "~/.cache/pdcluster/NAME by spec.model.name",
-        ),
-    ] = None,
-    vllm: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="PDCLUSTER_VLLM",
-            metavar="PROGRAM",
-            help="the vllm program of engine.type: vllm, over that of engine.command; without "
-            "either vllm on the PATH",
-        ),
-    ] = None,
-    sglang: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="PDCLUSTER_SGLANG",
-            metavar="PROGRAM",
-            help="the Python of SGLang's environment, for engine.type: sglang, over the program of "
-            "engine.command; without either python3 on the PATH",
-        ),
-    ] = None,
-    progress: Annotated[
-        bool, typer.Option(help="a live table; without it a line for each change, for pipes and CI")
-    ] = True,
-    state_dir: StateDir = None,
+    ] = False,
 ) -> None:
-    """Run a PDCluster as processes of this machine until Ctrl-C."""
-    cluster = load_file(file)
-    given = {VLLM: vllm, SGLANG: sglang}
-    served = cluster.spec.service.port if port is None else port
-    request = UpRequest(
-        source=file,
-        cluster=cluster,
-        port=served,
-        state_dir=state_dir or default_state_dir(),
-        model_path=model_path,
-        programs={name: path for name, path in given.items() if path is not None},
-    )
-    with reported(file), make_screen(progress=progress) as screen:
-        up(request, screen)
+    """Serve large language models with prefill and decode on separate workers."""
+
+
+app.command("up")(up_command)
+app.command("init")(init_command)
 
 
 @app.command("status")

@@ -30,7 +30,7 @@ def find_directory(state_dir: Path, name: str | None) -> tuple[RunDirectory, dic
     if not running:
         raise StartError(
             f"no cluster{f' named {name}' if name else ''} runs here; start one with `pdctl up "
-            "FILE`",
+            "MODEL`",
             exit_code=1,
         )
     if len(names) > 1:

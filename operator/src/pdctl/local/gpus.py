@@ -92,7 +92,7 @@ def assign_gpus(cluster: PDCluster, report: DriverReport) -> Mapping[Worker, tup
             if pool.gpu == NO_ACCELERATOR:
                 continue
             each = cluster.spec.gpus_per_replica(role, pool)
-            fitting = [gpu for gpu in left if _is_of_type(gpu, pool.gpu)]
+            fitting = [gpu for gpu in left if is_of_type(gpu, pool.gpu)]
             taken = fitting[: each * pool.replicas]
             if len(taken) < each * pool.replicas:
                 reason = (
@@ -111,7 +111,7 @@ def assign_gpus(cluster: PDCluster, report: DriverReport) -> Mapping[Worker, tup
     return given
 
 
-def _is_of_type(gpu: Gpu, kind: str) -> bool:
+def is_of_type(gpu: Gpu, kind: str) -> bool:
     """A type of the spec's own may be any GPU: how a driver names it is not known."""
     return kind not in accelerators() or kind in re.split(r"[\s-]+", gpu.name)
 

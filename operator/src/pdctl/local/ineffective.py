@@ -15,8 +15,8 @@ _OWN_START = "a worker without a stock engine may take any time to start"
 _PROGRAM = "a stock engine is a program of this machine"
 _MODEL = {
     "model.pvc": "there are no volumes here",
-    "model.huggingFace": "nothing is downloaded here",
-    "model.nodeCache": "nothing is downloaded here",
+    "model.huggingFace.tokenSecret": "there are no Secrets here: the token is that of HF_TOKEN",
+    "model.nodeCache": "downloads go to ~/.cache/pdcluster here",
 }
 _OF_ROLES = {
     "resources": "a process may take what the machine has",
@@ -35,15 +35,14 @@ _INEFFECTIVE = {
     "discovery.etcd.replicas": _ETCD,
     "discovery.etcd.image": _ETCD,
     "discovery.etcd.storage": _ETCD,
-    "service.type": "there is no Service here: the API is at 127.0.0.1",
-    "service.annotations": "there is no Service here: the API is at 127.0.0.1",
-    "service.endpointPicker": "there is no gateway here: the API is at 127.0.0.1",
-    "service.apiKeySecret": "there are no Secrets here: no key is asked for, and only this machine "
-    "reaches the API",
+    "service.type": "there is no Service here: the API is at --host",
+    "service.annotations": "there is no Service here: the API is at --host",
+    "service.endpointPicker": "there is no gateway here: the API is at --host",
+    "service.apiKeySecret": "there are no Secrets here: the key is that of --api-key",
     "placement.domainLabel": "all workers are on this machine",
     "placement.mode": "all workers are on this machine",
     "rollout": "there is one revision, and workers have a minute to finish their streams",
-    "networkPolicy": "workers listen on 127.0.0.1 alone",
+    "networkPolicy": "workers listen on 127.0.0.1, and the API at --host",
     "podTemplate": _NO_PODS,
 }
 """Idle sections by path below spec, with the reason."""

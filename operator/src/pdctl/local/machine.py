@@ -26,13 +26,13 @@ def available_cores(cgroup: Path = _CGROUP) -> int:
     return max(1, min(cores, int(quota))) if quota is not None else cores
 
 
-def port_is_free(port: int) -> bool:
-    """port 0 = any.  Raises OSError for a port that this user may not use."""
-    with socket.socket() as probe:
+def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """port 0 = any.  Raises OSError for one that this user may not use, or a foreign address."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         # as servers do: a closed connection's remains are no obstacle
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
         except OSError as e:
             if e.errno == errno.EADDRINUSE:
                 return False

@@ -1,14 +1,14 @@
 """Find the folder of a PDCluster's model on this machine."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from pdcluster_api.errors import StartError
 from pdcluster_api.manifests.model_source import hub_folder
 from pdcluster_schema.faults import Fault, InvalidObjectError
-from pdcluster_schema.model import AdapterSpec, HuggingFaceSpec, ModelSpec
+from pdcluster_schema.model import ModelSpec
 from pdcluster_schema.pdcluster import PDCluster
+from pdctl.local.download import downloaded
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,16 @@ def cached_model(model: ModelSpec) -> Path:
 
 
 def find_model(cluster: PDCluster, source: Path, given: Path | None) -> FoundModel:
-    """`given`, else the object's path, else the cache's folder of the model's name.
+    """`given`, else the object's path, else the cache's folder of the model's name, else the hub's.
 
     source: the PDCluster's file; a relative path is relative to its folder
-    Raises StartError for a given folder that does not exist, InvalidObjectError where none is
-    found.
+    Raises StartError for a given folder that does not exist or a download that failed,
+    InvalidObjectError where none is found.
     """
     model = cluster.spec.model
     if given is not None:
         if not given.is_dir():
-            raise StartError(f"--model-path: {_no_folder(given)}", exit_code=2)
+            raise StartError(f"--model-path: {no_folder(given)}", exit_code=2)
         return FoundModel(given.absolute(), "--model-path")
     own = _own_path(model, source)
     if own is not None and own.is_dir():
@@ -45,6 +45,11 @@ def find_model(cluster: PDCluster, source: Path, given: Path | None) -> FoundMod
     cached = cached_model(model)
     if (cached / "config.json").is_file():
         return FoundModel(cached, f"the cache, by the name {model.name}")
+    if model.hugging_face is not None:
+        target = default_cache_dir() / "models" / hub_folder(model.hugging_face)
+        folder = downloaded(model.hugging_face, target)
+        is_ours = folder == target
+        return FoundModel(folder, "the hub, downloaded" if is_ours else "the hub's own cache")
     raise InvalidObjectError(
         [
             Fault(
@@ -60,12 +65,15 @@ def with_adapters(cluster: PDCluster, source: Path) -> PDCluster:
     """The object with the folders of its adapters on this machine, each an absolute path.
 
     source: the PDCluster's file; a relative path is relative to its folder
-    Raises InvalidObjectError.
+    Raises InvalidObjectError, and StartError for a download that failed.
     """
     model, found = cluster.spec.model, []
     for index, adapter in enumerate(model.adapters):
         if adapter.path is None:
-            found.append(_downloaded_adapter(index, adapter))
+            assert adapter.hugging_face is not None, "an adapter has a path or a repository"
+            target = default_cache_dir() / "adapters" / hub_folder(adapter.hugging_face)
+            path = str(downloaded(adapter.hugging_face, target, "--adapter"))
+            found.append(adapter.model_copy(update={"path": path, "hugging_face": None}))
             continue
         folder = source.absolute().parent / Path(adapter.path).expanduser()
         if model.pvc is not None or not (folder / "adapter_config.json").is_file():
@@ -88,21 +96,7 @@ def with_adapters(cluster: PDCluster, source: Path) -> PDCluster:
     )
 
 
-def _downloaded_adapter(index: int, adapter: AdapterSpec) -> AdapterSpec:
-    """An adapter of the hub, as it is in the cache.  Raises InvalidObjectError."""
-    assert adapter.hugging_face is not None, "an adapter has a path or a repository"
-    folder = default_cache_dir() / "adapters" / hub_folder(adapter.hugging_face)
-    if not (folder / "adapter_config.json").is_file():
-        fault = Fault(
-            f"spec.model.adapters[{index}].huggingFace",
-            f"is downloaded on Kubernetes only, and the cache has no {adapter.name} at {folder}",
-            f"download it: {_download(adapter.hugging_face, folder)} --adapter",
-        )
-        raise InvalidObjectError([fault])
-    return adapter.model_copy(update={"path": str(folder), "hugging_face": None})
-
-
-def _no_folder(path: Path) -> str:
+def no_folder(path: Path) -> str:
     if not path.is_file():
         return f"no folder at {path}; correct the path"
     if path.suffix != ".gguf":
@@ -122,27 +116,19 @@ def _own_path(model: ModelSpec, source: Path) -> Path | None:
 
 
 def _tried(model: ModelSpec, own: Path | None) -> str:
-    if model.hugging_face is not None:
-        object_text = "spec.model.huggingFace is downloaded on Kubernetes only"
-    elif model.pvc is not None:
+    if model.pvc is not None:
         object_text = f"spec.model.path is a folder of the volume {model.pvc.claim_name}"
     else:
         object_text = f"there is none at spec.model.path, {own}"
         if own is not None and own.is_file():
-            object_text = f"of spec.model.path {_no_folder(own).partition(';')[0]}"
+            object_text = f"of spec.model.path {no_folder(own).partition(';')[0]}"
     return (
         f"--model-path is not given, {object_text}, and the cache has none at {cached_model(model)}"
     )
 
 
 def _fix(model: ModelSpec) -> str:
-    hub, cached = model.hugging_face, cached_model(model)
-    give = "give it with `pdctl up FILE --model-path FOLDER`"
-    if hub is None:
-        return f"{give}, or put it at {cached} (`make model` puts the sample model there)"
-    return f"{give}, or download it: {_download(hub, cached)}"
-
-
-def _download(hub: HuggingFaceSpec, target: Path) -> str:
-    program = f"{sys.executable} -m pdcluster_worker.fetch"
-    return f"{program} --repo={hub.repo} --revision={hub.revision} --target={target}"
+    return (
+        "give it with `pdctl up FILE --model-path FOLDER`, or put it at "
+        f"{cached_model(model)} (`make model` puts the sample model there)"
+    )

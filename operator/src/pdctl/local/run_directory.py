@@ -1,6 +1,7 @@
 """The files of one run, under the user's state folder.
 
     STATE_DIR/NAME/lock            held by the running pdctl of that name
+    STATE_DIR/NAME/cluster.yaml    of a `pdctl up MODEL`
     STATE_DIR/.gpus/UUID           held by the one whose workers have that GPU
     STATE_DIR/NAME/run-PID-XXXX/   state.json  transfers.json  remarks.json
                                    config/  certificates/  etcd/  logs/
@@ -26,7 +27,11 @@ import yaml
 from pdcluster_api.certificates.authority import issue, make_authority
 from pdcluster_api.errors import StartError
 from pdcluster_api.manifests.vllm import IN_CONTAINER
-from pdcluster_api.manifests.worker_config import WorkerFileSettings, engine_file
+from pdcluster_api.manifests.worker_config import (
+    WorkerFileSettings,
+    answers_clients,
+    engine_file,
+)
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import PICKER_PORT, WORKER_NAME
 from pdcluster_schema.sections import PICKER
@@ -62,7 +67,7 @@ class RunDirectory:
     @staticmethod
     @contextlib.contextmanager
     def name_taken(
-        state_dir: Path, name: str, port: int, devices: Iterable[Gpu] = ()
+        state_dir: Path, name: str, port: int = 0, devices: Iterable[Gpu] = ()
     ) -> Iterator[None]:
         """Hold the name of a run, and its GPUs.  Raises StartError when another run holds one."""
         mine = f"process {os.getpid()}, port {port}"
@@ -70,7 +75,7 @@ class RunDirectory:
             if other := _lock(state_dir / name / "lock", mine, held):
                 raise StartError(
                     f"{name} runs here already: {other}; end that one first, or give this one "
-                    "another metadata.name",
+                    "another metadata.name, a MODEL by --name",
                     exit_code=2,
                 )
             for device in devices:
@@ -210,6 +215,13 @@ def make_certificates(folder: Path) -> Certificates:
     return files
 
 
+def write_api_key(folder: Path, key: str) -> Path:
+    """Returns the folder, as workers read it."""
+    folder.mkdir(mode=0o700)
+    _write(folder / "key", key.encode())
+    return folder
+
+
 def _write(path: Path, content: bytes) -> None:
     """Created with mode 0600: no reader in between."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -225,6 +237,8 @@ class RunSettings:
     etcd_endpoints: tuple[str, ...]
     certificates: Certificates
     command: tuple[str, ...]
+    host: str = LOOPBACK
+    api_keys: Path | None = None
 
 
 def write_process(cluster: PDCluster, process: ProcessSpec, settings: RunSettings) -> Launch:
@@ -233,7 +247,11 @@ def write_process(cluster: PDCluster, process: ProcessSpec, settings: RunSetting
     write_yaml(
         path,
         engine_file(
-            cluster, process.role, process.pool, process.engine, _worker_settings(process, settings)
+            cluster,
+            process.role,
+            process.pool,
+            process.engine,
+            _worker_settings(cluster, process, settings),
         ),
     )
     return Launch(
@@ -266,7 +284,10 @@ def _shared_cores(process: ProcessSpec, settings: RunSettings) -> dict[str, str]
     return {"PDCLUSTER_SHARED_CORES": json.dumps(place)}
 
 
-def _worker_settings(process: ProcessSpec, settings: RunSettings) -> WorkerFileSettings:
+def _worker_settings(
+    cluster: PDCluster, process: ProcessSpec, settings: RunSettings
+) -> WorkerFileSettings:
+    has_keys = settings.api_keys is not None and answers_clients(cluster, process.role)
     return WorkerFileSettings(
         model_path=str(settings.model_path),
         etcd_endpoints=settings.etcd_endpoints,
@@ -274,10 +295,12 @@ def _worker_settings(process: ProcessSpec, settings: RunSettings) -> WorkerFileS
         certificate=str(settings.certificates.certificate),
         key=str(settings.certificates.key),
         host=LOOPBACK,
+        http_host=settings.host if process.http_port else None,
         http_port=process.http_port,
         grpc_port=0,
         kv_port=0,
         picker_port=process.picker_port if process.role == PICKER else PICKER_PORT,
+        api_keys=str(settings.api_keys) if has_keys else None,
         vllm=vllm_settings(process.engine.data_parallel_size)
         if process.engine.is_stock
         else IN_CONTAINER,

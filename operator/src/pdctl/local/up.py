@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ from pdctl.local.plan import NO_GPUS, LocalPlan, plan_local
 from pdctl.local.policy import PolicyWatcher
 from pdctl.local.processes import CONFIGURATION_ERROR, ManagedProcess, Supervisor
 from pdctl.local.run_directory import (
+    LOOPBACK,
     RunDirectory,
     RunSettings,
     make_certificates,
+    write_api_key,
     write_process,
     write_yaml,
 )
@@ -45,6 +48,7 @@ class UpRequest:
 
     source:     the file of `cluster`
     port:       0 = any free one
+    host:       address of the API; api_key: that it asks for
     model_path: overrides the object's model; programs: of its stock engine, by type, over its own
     """
 
@@ -52,6 +56,8 @@ class UpRequest:
     cluster: PDCluster
     port: int
     state_dir: Path
+    host: str = LOOPBACK
+    api_key: str | None = None
     model_path: Path | None = None
     programs: Mapping[str, Path] = field(default_factory=dict)
     command: tuple[str, ...] = WORKER_COMMAND
@@ -80,9 +86,9 @@ class _Signals:
     hurry: asyncio.Event
 
 
-def up(request: UpRequest, screen: Screen) -> None:
+def up(prepared: PreparedRun, screen: Screen) -> None:
     """Run until SIGINT or SIGTERM.  Raises InvalidObjectError or StartError."""
-    prepared = prepare(request)
+    request = prepared.request
     name, port = request.cluster.metadata.name, prepared.plan.ingress.http_port
     devices = [device for process in prepared.plan.processes for device in process.devices]
     with RunDirectory.name_taken(request.state_dir, name, port, devices):
@@ -94,23 +100,45 @@ def prepare(request: UpRequest) -> PreparedRun:
 
     Port 0 is resolved here, so that a restarted worker keeps its announced address.
     """
+    _check_host(request.host, request.api_key)
     request = replace(request, cluster=with_adapters(request.cluster, request.source))
     port = request.port or free_port()
     driver = read_driver() if needs_gpus(request.cluster) else NO_GPUS
     plan = plan_local(request.cluster, cores=available_cores(), port=port, driver=driver)
     model = find_model(request.cluster, request.source, request.model_path)
     plan = with_programs(plan, request.source, request.programs)
-    _check_port(port)
+    _check_port(request.host, port)
     return PreparedRun(request, plan, model)
 
 
-def _check_port(port: int) -> None:
+def _check_host(host: str, api_key: str | None) -> None:
     try:
-        free = port_is_free(port)
+        is_loopback = ip_address(host).is_loopback
+    except ValueError as e:
+        reason = f"--host: {host!r} is no IP address; give one of this machine, or 0.0.0.0 for all"
+        raise StartError(reason, exit_code=2) from e
+    if not is_loopback and api_key is None:
+        raise StartError(
+            f"--host {host} lets other machines in, and no key is asked for; give --api-key or "
+            "PDCLUSTER_API_KEY, or leave --host out",
+            exit_code=2,
+        )
+    if api_key is not None and not (
+        api_key.isascii() and api_key.isprintable() and " " not in api_key
+    ):
+        reason = (
+            "--api-key: a client can send printable ASCII without spaces alone; give such a key"
+        )
+        raise StartError(reason, exit_code=2)
+
+
+def _check_port(host: str, port: int) -> None:
+    try:
+        free = port_is_free(port, host)
     except OSError as e:
         raise StartError(
-            f"port {port} cannot be used ({e.strerror}); choose another with --port or "
-            "PDCLUSTER_PORT",
+            f"port {port} of {host} cannot be used ({e.strerror}); choose another with --port or "
+            "PDCLUSTER_PORT, or an address of this machine with --host",
             exit_code=2,
         ) from e
     if not free:
@@ -123,7 +151,7 @@ async def _serve(prepared: PreparedRun, screen: Screen) -> None:
     signals = _listen_to_signals()
     cluster, plan = prepared.request.cluster, prepared.plan
     name, namespace = cluster.metadata.name, cluster.metadata.namespace
-    run = RunDirectory.create(prepared.request.state_dir, name)
+    run, key = RunDirectory.create(prepared.request.state_dir, name), prepared.request.api_key
     screen.echo(
         f"{name}: starting revision {plan.revision}, one process per worker: "
         f"{len(plan.processes)}; logs in {run.logs}"
@@ -145,6 +173,8 @@ async def _serve(prepared: PreparedRun, screen: Screen) -> None:
             endpoints,
             make_certificates(run.certificates),
             prepared.request.command,
+            prepared.request.host,
+            write_api_key(run.path / "api-keys", key) if key else None,
         )
         write_yaml(run.policy, policy_file(cluster))
         supervisor = Supervisor(
@@ -198,7 +228,7 @@ async def _run_workers(
         if ready.done() and not stop.done():
             screen.echo(
                 _announcement(
-                    prepared.request.cluster,
+                    prepared.request,
                     components.watcher.http_address(prepared.plan.ingress.name),
                 )
             )
@@ -239,13 +269,15 @@ def _start_error(failed: asyncio.Task[ManagedProcess | None]) -> StartError:
     )
 
 
-def _announcement(cluster: PDCluster, address: str) -> str:
+def _announcement(request: UpRequest, address: str) -> str:
     messages = [{"role": "user", "content": "What is the capital of France?"}]
-    body = json.dumps({"model": cluster.spec.model.name, "messages": messages, "temperature": 0})
+    name = request.cluster.spec.model.name
+    body = json.dumps({"model": name, "messages": messages, "temperature": 0})
     url = f"http://{address}/v1"
+    key = ' -H "Authorization: Bearer $PDCLUSTER_API_KEY"' if request.api_key else ""
     return (
-        f"ready: {url}\n\n  curl {url}/chat/completions -H 'Content-Type: application/json' \\\n   "
-        f" -d '{body}'\n\nCtrl-C to stop"
+        f"ready: {url}\n\n  curl {url}/chat/completions -H 'Content-Type: application/json'{key} "
+        f"\\\n    -d '{body}'\n\nCtrl-C to stop"
     )
 
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from pdctl.cli.main import app
+
+ROOT = Path(__file__).parents[4]
 
 
 def test_up_takes_the_port_from_the_environment(
@@ -33,6 +36,12 @@ def test_without_a_kubeconfig_that_of_the_home_folder_is_named(
 
     assert result.exit_code == 2
     assert f"no file {tmp_path}/.kube/config;" in result.stderr
+
+
+def test_version_is_that_of_the_distribution() -> None:
+    project = tomllib.loads((ROOT / "operator/pyproject.toml").read_text())["project"]
+
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"pdctl {project['version']}\n"
 
 
 def test_module_is_pdctl() -> None:

@@ -2,7 +2,6 @@
 model's name.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,20 +88,6 @@ def test_a_name_with_slashes_is_one_folder_of_the_cache(
     assert find({**VOLUME, "name": name}, document, tmp_path).path == cache / folder
 
 
-def test_a_model_of_the_hub_that_is_nowhere_is_refused_with_its_download(
-    cache: Path, document: dict[str, Any], tmp_path: Path
-) -> None:
-    """A folder of the cache without config.json is no model: it may hold anything."""
-    (cache / "tiny").mkdir(parents=True)
-    with pytest.raises(InvalidObjectError) as refused:
-        find(HUB, document, tmp_path)
-
-    assert str(refused.value).endswith(
-        f"download it: {sys.executable} -m pdcluster_worker.fetch --repo=org/tiny --revision=v2 "
-        f"--target={cache}/tiny"
-    )
-
-
 def test_adapters_are_found_in_the_folder_of_the_file(
     document: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -133,25 +118,3 @@ def test_an_adapter_that_is_not_here_is_refused(
         f"spec.model.adapters[0].path: no adapter_config.json of sql is on this machine, in "
         f"{where}; give the adapter's folder here, and no pvc"
     )
-
-
-def test_an_adapter_of_the_hub_is_in_the_cache_or_refused_with_its_download(
-    cache: Path, document: dict[str, Any], tmp_path: Path
-) -> None:
-    vllm(args=[])(document)
-    hub = {"repo": "org/sql", "revision": "v2"}
-    document["spec"]["model"]["adapters"] = [{"name": "..", "huggingFace": hub}]
-    cluster, folder = parse(document), cache / "adapters/org--sql--v2"
-
-    with pytest.raises(InvalidObjectError) as refused:
-        with_adapters(cluster, tmp_path / "chat.yaml")
-    folder.mkdir(parents=True)
-    (folder / "adapter_config.json").write_text("{}")
-    (found,) = with_adapters(cluster, tmp_path / "chat.yaml").spec.model.adapters
-
-    assert (found.path, found.hugging_face) == (str(folder), None)
-    assert [str(fault) for fault in refused.value.faults] == [
-        "spec.model.adapters[0].huggingFace: is downloaded on Kubernetes only, and the cache has "
-        f"no .. at {folder}; download it: {sys.executable} -m pdcluster_worker.fetch "
-        f"--repo=org/sql --revision=v2 --target={folder} --adapter"
-    ]

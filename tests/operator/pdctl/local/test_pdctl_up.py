@@ -20,8 +20,8 @@ _CHAT = Path(__file__).parents[4] / "examples" / "chat.yaml"
 _STANDIN = Path(__file__).with_name("standin_worker.py")
 _UP = """
 import functools, sys
-from pdctl.cli import main
-main.UpRequest = functools.partial(main.UpRequest, command=(sys.executable, {standin!r}))
+from pdctl.cli import main, up
+up.UpRequest = functools.partial(up.UpRequest, command=(sys.executable, {standin!r}))
 main.main()
 """
 
@@ -247,7 +247,7 @@ async def test_up_refuses_a_name_that_runs_here_until_that_run_has_ended(
     assert second.process.wait(30) == 2
     assert second.text() == (
         f"error: chat runs here already: process {first.process.pid}, port {port}; end that one "
-        "first, or give this one another metadata.name\n"
+        "first, or give this one another metadata.name, a MODEL by --name\n"
     )
     assert first.process.poll() is None
 

@@ -54,7 +54,7 @@ def test_a_name_is_taken_for_as_long_as_its_run_lives(tmp_path: Path) -> None:
 
     assert str(refused.value) == (
         f"chat runs here already: process {os.getpid()}, port 8000; end that one first, or give "
-        "this one another metadata.name"
+        "this one another metadata.name, a MODEL by --name"
     )
     assert refused.value.exit_code == 2
 

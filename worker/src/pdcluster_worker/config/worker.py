@@ -8,7 +8,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT, MAX_ENGINES, PICKER_PORT
+from pdcluster_schema.ports import (
+    GRPC_PORT,
+    HTTP_PORT,
+    KV_PORT,
+    MAX_ENGINES,
+    PICKER_PORT,
+    join_address,
+)
 from pdcluster_schema.sections import ENGINELESS
 from pdcluster_worker.config.documents import converted, document_of
 from pdcluster_worker.config.engine import EngineConfig
@@ -48,6 +55,7 @@ class ListenConfig(Section, frozen=True):
     """Port 0 = any free port, announced in etcd."""
 
     host: str = ALL_OF_IPV4
+    http_host: str | None = None  # None = at `host`
     http: Port = HTTP_PORT
     grpc: Port = GRPC_PORT
     kv: Port = KV_PORT
@@ -56,6 +64,11 @@ class ListenConfig(Section, frozen=True):
     # of those that the worker waits for before it serves
     headless: Annotated[int, msgspec.Meta(ge=0, lt=MAX_ENGINES)] = 0
     api_keys: str | None = None  # folder with one key per file; None = no key needed
+
+    def http_address(self, own: str, port: int) -> str:
+        """The address at which others reach HTTP.  own: the worker's."""
+        is_own = self.http_host in (None, ALL_OF_IPV4, ALL_ADDRESSES)
+        return join_address(own if is_own else str(self.http_host), port)
 
 
 class EtcdTLSConfig(Section, frozen=True):

@@ -3,7 +3,7 @@
 Exit status: 0 when the folder is complete, 2 when trying again would not help
 (repository, revision, token, space), 1 when the hub could not be reached in
 the given attempts; the last line on stderr, `error: ...`, says why.  143 at
-SIGTERM: the next attempt goes on with what has come so far.
+SIGTERM, 130 at Ctrl-C: the next attempt goes on with what has come so far.
 
 The operator sets two variables, which an older image ignores: PDCLUSTER_FETCH_WEIGHTS=false for
 configuration, tokenizer and chat template alone, and PDCLUSTER_TOKEN_SECRET, the Secret that
@@ -23,11 +23,15 @@ from pdcluster_worker.system.process import end_on_sigterm, start_logging
 ATTEMPTS = 10
 """Failures in a row without one new byte: some five minutes until the caller sees it."""
 
+STOPPED = 130
+
 
 def main() -> int:
     end_on_sigterm()
     arguments = _parser().parse_args()
     start_logging()
+    if arguments.bar:
+        logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line per request
     has_weights = os.environ.get("PDCLUSTER_FETCH_WEIGHTS") != "false"
     download = ModelDownload(
@@ -36,17 +40,31 @@ def main() -> int:
     )
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
-        if not download.is_there():
-            _set_token(os.environ.get("PDCLUSTER_TOKEN_SECRET"))
-            # the hub's client takes a second to import
-            from pdcluster_worker.fetch.download import fetch
-
-            fetch(download, arguments.attempts)
+        folder = _folder(download, arguments)
+        if arguments.hub_cache:
+            print(folder)
+    except KeyboardInterrupt:
+        return STOPPED
     except (FetchError, HubError) as e:
         return _print_result(download, str(e), 2 if isinstance(e, FetchError) else 1)
     except OSError as e:
         return _print_result(download, meaning(e, download.target), 2)
     return 0
+
+
+def _folder(download: ModelDownload, arguments: argparse.Namespace) -> Path:
+    """The folder that has it now."""
+    if download.is_there():
+        return download.target
+    _set_token(os.environ.get("PDCLUSTER_TOKEN_SECRET"))
+    # the hub's client takes a second to import
+    from pdcluster_worker.fetch.download import fetch
+    from pdcluster_worker.fetch.hf_hub import cached_snapshot
+
+    if arguments.hub_cache and (cached := cached_snapshot(download)) is not None:
+        return cached
+    fetch(download, arguments.attempts, bar=arguments.bar)
+    return download.target
 
 
 def _set_token(secret: str | None) -> None:
@@ -87,6 +105,12 @@ def _parser() -> argparse.ArgumentParser:
         default=ATTEMPTS,
         help="failures in a row without a new byte before giving up",
     )
+    parser.add_argument(
+        "--hub-cache",
+        action="store_true",
+        help="take the copy of the hub's own cache where that is whole; prints the folder",
+    )
+    parser.add_argument("--bar", action="store_true", help="a bar in place of a log")
     return parser
 
 

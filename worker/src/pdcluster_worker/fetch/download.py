@@ -11,10 +11,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+
+from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]  # documented there
 
 from pdcluster_schema.backoff import Backoff
 from pdcluster_worker.errors import HubError
@@ -34,21 +36,27 @@ logger = logging.getLogger(__name__)
 PARALLEL_FILES = 4
 RETRY = Backoff(first=1.0, most=60.0)
 LOG_SECONDS = 5.0
+BAR_SECONDS = 0.2
 _READ_BYTES = 1 << 20
 
+Progress = Callable[[Path, Sequence[RemoteFile], int], AbstractContextManager[None]]
+"""Shows how much of these files is in a folder, of so many bytes."""
 
-def fetch(download: ModelDownload, attempts: int) -> None:
-    """Make the folder.  Raises FetchError, OSError, or HubError after so many failures in a row."""
+
+def fetch(download: ModelDownload, attempts: int, *, bar: bool = False) -> None:
+    """Make the folder; with a bar, or with lines in the log.  Raises FetchError, OSError, or
+    HubError after so many failures in a row.
+    """
     with download.only_run():
         if not download.is_there():
-            _fetch_with_retries(download, attempts)
+            _fetch_with_retries(download, attempts, progress_bar if bar else logged_progress)
 
 
-def _fetch_with_retries(download: ModelDownload, attempts: int) -> None:
+def _fetch_with_retries(download: ModelDownload, attempts: int, progress: Progress) -> None:
     num_failures, num_bytes = 0, -1
     while True:
         try:
-            _fetch_once(download)
+            _fetch_once(download, progress)
             return
         except HubError as e:
             before, num_bytes = num_bytes, sum(map(_size, download.work.glob("*")))
@@ -65,7 +73,7 @@ def _fetch_with_retries(download: ModelDownload, attempts: int) -> None:
             time.sleep(delay)
 
 
-def _fetch_once(download: ModelDownload) -> None:
+def _fetch_once(download: ModelDownload, progress: Progress) -> None:
     hub = Hub(download.repo, download.revision)
     listing = hub.listing()
     folder = download.open_work(listing.commit)
@@ -74,12 +82,12 @@ def _fetch_once(download: ModelDownload) -> None:
         *(download.repo, download.revision, listing.commit, download.target),
     )
     small = (adapter_files if download.is_adapter else small_files)(listing.files)
-    _fetch_files(hub, listing, folder, small)
+    _fetch_files(hub, listing, folder, small, progress)
     weights: list[RemoteFile] = []
     if download.weights and not download.is_adapter:
         index = folder / INDEX
         weights = weights_files(listing.files, index.read_bytes() if index.exists() else None)
-    _fetch_files(hub, listing, folder, weights)
+    _fetch_files(hub, listing, folder, weights, progress)
     download.publish({file.name for file in (*small, *weights)})
     logger.info(
         "fetched repo=%s commit=%s files=%d folder=%s",
@@ -87,13 +95,15 @@ def _fetch_once(download: ModelDownload) -> None:
     )
 
 
-def _fetch_files(hub: Hub, listing: RepoListing, folder: Path, files: Sequence[RemoteFile]) -> None:
+def _fetch_files(
+    hub: Hub, listing: RepoListing, folder: Path, files: Sequence[RemoteFile], progress: Progress
+) -> None:
     """Fetch several in parallel; the first failure ends the others."""
     total = sum(file.size or 0 for file in files)
     check_space(folder, total - _num_present(folder, files))
     stop = threading.Event()
     with (
-        logged_progress(folder, files, total),
+        progress(folder, files, total),
         ThreadPoolExecutor(PARALLEL_FILES) as threads,
     ):
         futures = [
@@ -163,20 +173,49 @@ def _check(file: RemoteFile, part: Path, size: int, digest: str) -> None:
 
 @contextmanager
 def logged_progress(folder: Path, files: Sequence[RemoteFile], total: int) -> Iterator[None]:
-    stop = threading.Event()
+    before, at = _num_present(folder, files), time.monotonic()
 
     def report() -> None:
-        before, at = _num_present(folder, files), time.monotonic()
-        while not stop.wait(LOG_SECONDS):
-            done, now = _num_present(folder, files), time.monotonic()
-            logger.info(
-                "fetching %s percent=%.1f bytes=%d of=%d bytes_per_second=%.0f",
-                *(folder.name.strip("."), 100 * done / total if total else 0.0),
-                *(done, total, (done - before) / (now - at)),
-            )
-            before, at = done, now
+        nonlocal before, at
+        done, now = _num_present(folder, files), time.monotonic()
+        logger.info(
+            "fetching %s percent=%.1f bytes=%d of=%d bytes_per_second=%.0f",
+            *(folder.name.strip("."), 100 * done / total if total else 0.0),
+            *(done, total, (done - before) / (now - at)),
+        )
+        before, at = done, now
 
-    thread = threading.Thread(target=report, daemon=True)
+    with _repeated(report, LOG_SECONDS):
+        yield
+
+
+@contextmanager
+def progress_bar(folder: Path, files: Sequence[RemoteFile], total: int) -> Iterator[None]:
+    """The hub client's own, on stderr."""
+    begun = _num_present(folder, files)
+    options = {"total": total, "initial": begun, "unit": "B", "unit_scale": True}
+    with tqdm(desc=files[-1].name, **options) as bar:  # type: ignore[no-untyped-call]
+
+        def report() -> None:
+            bar.update(_num_present(folder, files) - bar.n)
+
+        try:
+            with _repeated(report, BAR_SECONDS):
+                yield
+        finally:
+            report()
+
+
+@contextmanager
+def _repeated(report: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Call it every so often, in a thread."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(seconds):
+            report()
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         yield

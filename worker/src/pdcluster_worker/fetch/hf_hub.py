@@ -10,13 +10,15 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx2
-from huggingface_hub import HfApi, constants, hf_hub_url
+from huggingface_hub import HfApi, constants, hf_hub_url, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
+    LocalEntryNotFoundError,
     RevisionNotFoundError,
 )
 from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented there, without saying so to mypy
@@ -27,9 +29,11 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented 
 
 from pdcluster_schema.text import one_line
 from pdcluster_worker.errors import FetchError, HubError
+from pdcluster_worker.fetch.model_folder import ModelDownload
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
+TOKENIZER = "tokenizer.json"
 _CONFIG = "config.json"
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 _SMALL = re.compile(
@@ -106,9 +110,7 @@ class Hub:
         try:
             yield
         except HFValidationError as e:
-            raise FetchError(
-                f"{self._repo!r} is not the name of a repository, as in OWNER/NAME: {e}"
-            ) from e
+            raise _no_name(self._repo, e) from e
         except HfHubHTTPError as e:
             status = e.response.status_code
             if status in _TRY_AGAIN or status >= 500:
@@ -138,6 +140,32 @@ class Hub:
         if status in (401, 404):
             return f"there is no such repository, or {token}: check the model's repo and its token"
         return one_line(error)
+
+
+def _no_name(repo: str, error: HFValidationError) -> FetchError:
+    return FetchError(f"{repo!r} is not the name of a repository, as in OWNER/NAME: {error}")
+
+
+def cached_snapshot(download: ModelDownload) -> Path | None:
+    """The hub client's own copy, where it has all that a worker needs.  Raises FetchError for what
+    is no name of a repository.
+    """
+    try:
+        folder = Path(
+            snapshot_download(download.repo, revision=download.revision, local_files_only=True)
+        )
+        files = [RemoteFile(path.name) for path in folder.iterdir() if path.exists()]
+        if download.is_adapter:
+            adapter_files(files)
+            return folder
+        index = folder / INDEX
+        names = {file.name for file in small_files(files)}
+        weights_files(files, index.read_bytes() if index.exists() else None)
+    except HFValidationError as e:
+        raise _no_name(download.repo, e) from e
+    except (LocalEntryNotFoundError, FetchError):
+        return None
+    return folder if TOKENIZER in names else None
 
 
 def small_files(files: Iterable[RemoteFile]) -> list[RemoteFile]:

@@ -118,7 +118,7 @@ async def serve_http(
     app.routes.extend(routes)
     return await serve(
         app,
-        config.listen.host,
+        config.listen.http_host or config.listen.host,
         config.listen.http,
         lambda: limits_of(policy().http_limits),
         front,

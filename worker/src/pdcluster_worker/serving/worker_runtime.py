@@ -265,7 +265,7 @@ class WorkerRuntime:
             pod=self._identity.pod,
             grpc_address=join_address(address, grpc_port),
             kv_address=worker.engines.first.kv_address if has_engine else "",
-            http_address=join_address(address, http_port),
+            http_address=config.listen.http_address(address, http_port),
             role=config.role,
             pool=config.pool,
             state="ready",

@@ -1,0 +1,125 @@
+"""The PDCluster file of a model, as `pdctl init` writes it and `pdctl up MODEL` runs it."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pdcluster_api.apiserver.kinds import API_VERSION
+from pdcluster_api.errors import StartError
+from pdcluster_schema.accelerators import NO_ACCELERATOR
+from pdcluster_schema.pdcluster import KIND
+from pdcluster_schema.text import one_line
+from pdctl.local.gpus import is_of_type, read_driver
+from pdctl.local.machine import available_cores
+from pdctl.local.model import no_folder
+
+MODEL = "a model's folder, or OWNER/NAME of the Hugging Face hub"
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_FILE_ENDINGS = (".yaml", ".yml")
+_NAME_LENGTH = 30  # with a role, a pool and a revision it still is a name of Kubernetes
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Options of the file of a model; None = not given."""
+
+    name: str | None = None
+    prefill: int | None = None
+    decode: int | None = None
+    mixed: int | None = None
+    dtype: str | None = None
+    gpu: str | None = None
+
+    def given(self) -> Iterator[str]:
+        return (f"--{name}" for name, value in vars(self).items() if value is not None)
+
+
+def is_cluster_file(model: str) -> bool:
+    """True if a MODEL of the command line is a PDCluster file in place of a model."""
+    path = Path(model).expanduser()
+    return model == "-" or path.suffix in _FILE_ENDINGS or (path.is_file() and not _is_gguf(path))
+
+
+def document_of(model: str, options: ModelOptions) -> dict[str, Any]:
+    """The object of a model.  Raises StartError."""
+    source = _source(model)
+    base = source["name"].rpartition("/")[2].lower()
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": options.name or _cluster_name(base)},
+        "spec": {
+            "model": source if options.dtype is None else {**source, "dtype": options.dtype},
+            "roles": _roles(options),
+        },
+    }
+
+
+def file_text(model: str, document: dict[str, Any]) -> str:
+    head = f"# Made by pdctl init {one_line(model)}\n"
+    return head + yaml.safe_dump(document, sort_keys=False, default_flow_style=None)
+
+
+def _source(model: str) -> dict[str, Any]:
+    """Fields of spec.model that say what it is."""
+    if is_cluster_file(model):
+        raise StartError(f"{model}: is a file already; give {MODEL}", exit_code=2)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise StartError(f"{model}: {_no_config(path)}", exit_code=2)
+        folder = path.resolve()
+        return {"name": folder.name, "path": str(folder)}
+    if path.exists():
+        raise StartError(no_folder(path), exit_code=2)
+    if _REPOSITORY.fullmatch(model) is None:
+        raise StartError(
+            f"{model}: no file or folder is there, and it is no name of the hub; give {MODEL}, or "
+            "a PDCluster file to `pdctl up`",
+            exit_code=2,
+        )
+    return {"name": model, "huggingFace": {"repo": model}}
+
+
+def _no_config(folder: Path) -> str:
+    converted = next(iter(sorted(filter(_is_gguf, folder.iterdir()))), None)
+    if converted is not None:
+        return no_folder(converted)
+    return "the folder has no config.json, so it holds no model; give the one that has it"
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix == ".gguf"
+
+
+def _cluster_name(base: str) -> str:
+    words = re.sub("[^a-z0-9]+", "-", base).lstrip("-0123456789")
+    return words[:_NAME_LENGTH].rstrip("-") or "model"
+
+
+def _roles(options: ModelOptions) -> dict[str, Any]:
+    """As given, else one worker of each kind where the machine has two devices for them."""
+    gpu = options.gpu or NO_ACCELERATOR
+    prefill, decode, mixed = options.prefill, options.decode, options.mixed
+    if mixed is not None and (prefill, decode) != (None, None):
+        raise StartError(
+            "--mixed is for workers that do both; give it, or --prefill and --decode", exit_code=2
+        )
+    if (prefill, decode, mixed) == (None, None, None) and _num_devices(gpu) == 1:
+        mixed = 1
+    sizes = {"mixed": mixed} if mixed else {"prefill": prefill or 1, "decode": decode or 1}
+    return {
+        role: {"pools": [{"name": gpu.lower(), "gpu": gpu, "replicas": size}]}
+        for role, size in sizes.items()
+    }
+
+
+def _num_devices(gpu: str) -> int:
+    """Cores, or GPUs of the type, of this machine; at least 1."""
+    if gpu == NO_ACCELERATOR:
+        return available_cores()
+    return max(1, sum(is_of_type(each, gpu) for each in read_driver().gpus))

@@ -1,0 +1,122 @@
+"""`pdctl up` of a model of the hub: pdctl, the worker's download, and a hub on loopback."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pdcluster_api.errors import StartError
+from pdcluster_schema.load import parse
+from pdctl.local.model import FoundModel, find_model, with_adapters
+from pdctl.local.model_file import ModelOptions, document_of
+from tests.hub_server import COMMIT, HubServer
+from tests.schema.object_cases import vllm
+
+pytestmark = pytest.mark.processes
+FILES = {
+    "config.json": "{}",
+    "tokenizer.json": "{}",
+    "model.safetensors": "weights",
+    "model.gguf": "the same once more",
+    "adapter_config.json": "{}",
+    "adapter_model.safetensors": "weights of an adapter",
+}
+FIX = "; start it again to go on with what has come, or give the model's folder"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """One with FILES, for a home folder of this test."""
+    for name in [each for each in os.environ if each.startswith(("HF_", "HUGGING_FACE_"))]:
+        monkeypatch.delenv(name)
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    for name, text in FILES.items():
+        (repository / name).write_text(text)
+    with HubServer(repository) as server:
+        for name, value in {"HF_ENDPOINT": server.url, "HOME": str(tmp_path)}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield server
+
+
+def found(repository: str = "acme/tiny") -> FoundModel:
+    cluster = parse(document_of(repository, ModelOptions(mixed=1)))
+    return find_model(cluster, Path("cluster.yaml"), None)
+
+
+def error(repository: str = "acme/tiny") -> tuple[str, int]:
+    with pytest.raises(StartError) as raised:
+        found(repository)
+    return str(raised.value), raised.value.exit_code
+
+
+def test_a_model_is_downloaded_once_and_no_other_file(hub: HubServer, tmp_path: Path) -> None:
+    folder = tmp_path / ".cache/pdcluster/models/acme--tiny--main"
+    assert found() == FoundModel(folder, "the hub, downloaded")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        *(".pdcluster-model.json", "config.json", "model.safetensors", "tokenizer.json")
+    ]
+
+    hub.requested.clear()
+    assert found().path == folder
+    assert hub.requested == {}
+
+
+@pytest.mark.parametrize("missing", ["", "config.json", "tokenizer.json", "model.safetensors"])
+def test_the_cache_of_the_hub_is_taken_where_it_is_whole(
+    missing: str, hub: HubServer, tmp_path: Path
+) -> None:
+    cache = tmp_path / ".cache/huggingface/hub/models--acme--tiny"
+    snapshot = cache / "snapshots" / COMMIT
+    shutil.copytree(hub.folder, snapshot)
+    (cache / "refs").mkdir()
+    (cache / "refs/main").write_text(COMMIT)
+    if missing:
+        (snapshot / missing).unlink()
+
+    assert (found() == FoundModel(snapshot, "the hub's own cache")) is not bool(missing)
+    assert (hub.requested == {}) is not bool(missing)
+
+
+def test_an_adapter_is_downloaded(hub: HubServer, tmp_path: Path) -> None:
+    document = document_of("acme/tiny", ModelOptions(mixed=1))
+    vllm(args=[])(document)
+    adapter = {"name": "sql", "huggingFace": {"repo": "acme/tiny"}}
+    document["spec"]["model"]["adapters"] = [adapter]
+
+    (served,) = with_adapters(parse(document), tmp_path / "cluster.yaml").spec.model.adapters
+
+    assert served.path == str(tmp_path / ".cache/pdcluster/adapters/acme--tiny--main")
+    assert hub.requested.keys() == {"", "adapter_config.json", "adapter_model.safetensors"}
+
+
+def test_a_download_that_cannot_be_says_why(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = (
+        f"acme/nothing at main: {hub.url} answered 404 for acme/nothing: there is no such "
+        "repository, or it is private and no token (HF_TOKEN) is given: check the model's repo "
+        "and its token"
+    )
+    assert error("acme/nothing") == (nowhere, 2)
+    gated = (
+        f"acme/gated at main: {hub.url} answered 403 for acme/gated: access to it is not granted: "
+        "ask for it on the repository's page, with the account of the token"
+    )
+    assert error("acme/gated") == (gated, 2)
+
+    hub.extra = {"vocab.txt": 1 << 60}
+    free, missing = f"{tmp_path}/.cache/pdcluster/models has ", "1152921504.6 GB are still missing"
+    text, code = error()
+    assert text.startswith(f"acme/tiny at main: {free}")
+    assert text.endswith(f" GB free and {missing}: give the volume more space")
+    assert code == 2
+
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    text, code = error()
+    assert text.startswith("acme/tiny at main: the connection to http://127.0.0.1:9 failed: ")
+    assert text.endswith(FIX)
+    assert code == 1

@@ -1,0 +1,85 @@
+"""The file of a model for the machine that it is on; its text and refusals are golden."""
+
+from pathlib import Path
+
+import pytest
+
+from pdcluster_api.errors import StartError
+from pdctl.local import model_file
+from pdctl.local.gpus import DriverReport, Gpu
+from pdctl.local.model_file import ModelOptions, document_of, is_cluster_file
+
+H200 = DriverReport((Gpu(0, "GPU-a", "NVIDIA H200"), Gpu(1, "GPU-b", "NVIDIA H200")))
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpu", "driver", "expected"),
+    [
+        (1, None, H200, ["mixed"]),
+        (2, None, H200, ["prefill", "decode"]),
+        (1, "H200", H200, ["prefill", "decode"]),
+        (8, "H100", H200, ["mixed"]),
+        (8, "H200", DriverReport(reason="no nvidia-smi is on the PATH"), ["mixed"]),
+    ],
+)
+def test_roles_without_sizes_are_by_cores_or_gpus_of_the_type(
+    cores: int,
+    gpu: str | None,
+    driver: DriverReport,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(model_file, "available_cores", lambda: cores)
+    monkeypatch.setattr(model_file, "read_driver", lambda: driver)
+
+    assert list(document_of("org/tiny", ModelOptions(gpu=gpu))["spec"]["roles"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("repository", "expected"),
+    [
+        ("org/Qwen3-0.6B", "qwen3-0-6b"),
+        ("org/7B_chat-", "b-chat"),
+        ("org/405", "model"),
+        ("org/" + "a" * 29 + ".b", "a" * 29),
+    ],
+)
+def test_name_of_a_cluster_is_one_that_kubernetes_takes(repository: str, expected: str) -> None:
+    document = document_of(repository, ModelOptions(mixed=1))
+
+    assert document["metadata"]["name"] == expected
+    assert document["spec"]["model"]["name"] == repository
+
+
+def test_a_folder_is_served_by_its_absolute_path_and_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "org/tiny").mkdir(parents=True)
+    (tmp_path / "org/tiny/config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+
+    # a folder goes over a repository of the same name
+    assert document_of("org/tiny", ModelOptions(mixed=1))["spec"]["model"] == {
+        "name": "tiny",
+        "path": str(tmp_path / "org/tiny"),
+    }
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartError) as refused:
+        document_of(str(tmp_path), ModelOptions(mixed=1))
+
+    assert str(refused.value) == (
+        f"{tmp_path}: the folder has no config.json, so it holds no model; give the one that has it"
+    )
+    assert refused.value.exit_code == 2
+
+
+def test_files_and_models_differ_by_their_names(tmp_path: Path) -> None:
+    (tmp_path / "cluster").write_text("")
+    (tmp_path / "tiny.gguf").write_text("")
+
+    files = ["-", "absent.yaml", "org/absent.yml", str(tmp_path / "cluster")]
+    assert [is_cluster_file(each) for each in files] == [True] * 4
+    models = ["org/tiny", str(tmp_path), str(tmp_path / "tiny.gguf")]
+    assert [is_cluster_file(each) for each in models] == [False] * 3
