@@ -180,6 +180,16 @@ async def test_a_bug_is_a_logged_500(rig, http, caplog, after):
     assert any(response.headers["x-request-id"] in record.getMessage() for record in caplog.records)
 
 
+async def test_a_bug_in_a_stream_is_an_error_event(rig, http, caplog):
+    rig.backend.error, rig.backend.error_after = ZeroDivisionError("secret detail"), 2
+    response = await http.post(COMPLETIONS, json={"model": "tiny", "prompt": "a", "stream": True})
+
+    assert '"code":"internal_error"' in response.text
+    assert "secret" not in response.text
+    assert "[DONE]" not in response.text
+    assert "unhandled error" in caplog.text
+
+
 async def test_a_backend_that_ends_too_early_is_a_500(rig, http, caplog):
     async def nothing(specs, prefill, hints, reader):
         for generated in ():
