@@ -1,13 +1,14 @@
 """A stock engine by our messages, over a small HTTP server in its place."""
 
 import asyncio
+import re
 
 import msgspec
 import pytest
 
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.requests import Constraint, TransferTarget
-from pdcluster_worker.stock_engine import engine_load, http
+from pdcluster_worker.stock_engine import engine_load, http, metrics_page
 from pdcluster_worker.stock_engine.http import StockClient
 from pdcluster_worker.stock_engine.metrics_page import StockMetrics, read_numbers
 from pdcluster_worker.stock_engine.reports import Reports
@@ -603,9 +604,13 @@ async def test_a_reported_request_is_known(num_tokens: int) -> None:
 class InstantHttp(StockClient):
     """Answers with the numbers at the loop's next turn."""
 
+    num_read = 0
+    page = METRICS
+
     async def get(self, path: str) -> bytes:
+        self.num_read += 1
         await asyncio.sleep(0)
-        return METRICS.encode()
+        return self.page.encode()
 
 
 async def test_no_cancellation_is_lost_whenever_it_comes() -> None:
@@ -623,3 +628,27 @@ async def test_no_cancellation_is_lost_whenever_it_comes() -> None:
         is_cancelled = reading.cancelled()
         reading.cancel()
         assert is_cancelled, turns
+
+
+async def test_the_page_of_a_rested_engine_is_not_read_with_its_next_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics_page, "BUSY_SECONDS", 3600.0)
+    client = InstantHttp(1)
+    client.page = re.sub(r"(num_requests_\w+\{.*\}) .*", r"\1 0.0", METRICS)
+    page = StockMetrics(client, [read_numbers(METRICS.encode())], lambda _: None)
+    reports = Reports(page, 0, lambda _: None, max_sequences=8)
+    reading = asyncio.create_task(page.run())
+    await some_turns()
+    reports.load.begun("r", 4)
+    reports.changed()
+    await some_turns()
+    reading.cancel()
+    reports.close()
+
+    assert client.num_read == 1
+
+
+async def some_turns() -> None:
+    for _ in range(8):
+        await asyncio.sleep(0)
