@@ -2,6 +2,7 @@
 of their own on loopback.
 """
 
+import contextlib
 import os
 import re
 import subprocess
@@ -22,22 +23,23 @@ from tests.system.stock_vllm import BLOCK, FOLDER, MAX_MODEL_LEN, NUM_BLOCKS
 from tests.system.worker_process import WorkerProcess
 
 LEADER, FOLLOWER = ADDRESSES = "127.0.0.2", "127.0.0.3"
+GRACE_SECONDS = 30.0
 
 
-def two_pods(role: str) -> Json:
-    """Engine containers of both pods, with a data-parallel rank each, and the section `engine` of
-    the leader's server process.
+def two_pods(role: str, **sizes: int) -> Json:
+    """Engine containers of both pods, with half of the ranks each, and the section `engine` of the
+    leader's server process.
     """
     pool = {"name": "cpu", "gpu": "cpu", "replicas": 1}
     wide = {**pool, "podsPerReplica": 2}
     roles = {"mixed": wide} if role == "mixed" else {"prefill": pool, "decode": pool, role: wide}
     engine = {
-        "dataParallelSize": 2,
         "args": ["--enforce-eager"],
         "maxModelLen": MAX_MODEL_LEN,
         "blockSize": BLOCK,
         "numBlocks": NUM_BLOCKS,
         "threads": 1,
+        **sizes,
     }
     change = both(
         vllm(**engine),
@@ -55,13 +57,13 @@ def two_pods(role: str) -> Json:
 
 
 class StockPods:
-    """logs: their folder; role: of the worker."""
+    """logs: their folder; role: of the worker; sizes: of its engine, 2 ranks in all."""
 
-    def __init__(self, model: Path, logs: Path, role: str) -> None:
-        rendered = two_pods(role)
+    def __init__(self, model: Path, logs: Path, role: str, **sizes: int) -> None:
+        rendered = two_pods(role, **sizes)
         self.model, self.role = model, role
         self._containers, self._logs = rendered["containers"], logs
-        self._pods: list[subprocess.Popen[bytes]] = []
+        self._pods: dict[str, subprocess.Popen[bytes]] = {}
         ports = {"port": free_port()}
         ports |= {name: free_ports(2) for name in ("kvEventsPort", "sideChannelPort")}
         self._values = {
@@ -77,6 +79,10 @@ class StockPods:
         self.settings["vllm"] |= ports
 
     def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def start(self) -> None:
         for index, address in enumerate(ADDRESSES):
             values = {**self._values, "$(POD_IP)": address, "$(LWS_WORKER_INDEX)": str(index)}
             container = self._containers[index]
@@ -87,29 +93,41 @@ class StockPods:
                 for each in container["env"]
                 if each["name"] != "VLLM_LOGGING_CONFIG_PATH" and "valueFrom" not in each
             }
-            with (self._logs / f"pod-{index}.log").open("wb") as log:
+            with (self._logs / f"pod-{index}.log").open("ab") as log:
                 program = (str(FOLDER / "bin" / "vllm"), serve, str(self.model))
-                self._pods.append(
-                    subprocess.Popen(
-                        [*program, *flags, *self._more],
-                        stdout=log,
-                        stderr=log,
-                        env={**os.environ, **variables},
-                    )
+                self._pods[address] = subprocess.Popen(
+                    [*program, *flags, *self._more],
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **variables},
                 )
-        return self
 
     def __exit__(self, *_: object) -> None:
-        for index, pod in enumerate(self._pods):
+        for address, pod in self._pods.items():
             if pod.poll() is None:
-                self.kill(index)
+                self.kill(address)
 
-    def kill(self, index: int) -> None:
+    def kill(self, address: str) -> None:
         """End all processes of a pod at once."""
-        pod = psutil.Process(self._pods[index].pid)
+        pod = psutil.Process(self._pods[address].pid)
         for process in (*pod.children(recursive=True), pod):
             process.kill()
-        self._pods[index].wait()
+        self._pods[address].wait()
+
+    def end(self) -> None:
+        """End both as the kubelet does: what has not ended in time is killed."""
+        pods = [pod for pod in self._pods.values() if pod.poll() is None]
+        rest = [each for pod in pods for each in psutil.Process(pod.pid).children(recursive=True)]
+        for pod in pods:
+            pod.terminate()
+        for pod in pods:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                pod.wait(GRACE_SECONDS)
+        for process in (*rest, *pods):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        for pod in pods:
+            pod.wait()
 
 
 def add_worker(cluster: Cluster, pods: StockPods) -> WorkerProcess:

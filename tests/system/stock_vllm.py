@@ -107,6 +107,8 @@ def stock_engine(
     if size > 1:
         flags += ["--data-parallel-size", str(size), "--api-server-count", "1"]
         over["dataParallelSize"] = size
+    if (tensor := over.get("tensorParallelSize", 1)) > 1:
+        flags += ["--tensor-parallel-size", str(tensor)]
     if traces:
         flags += ["--otlp-traces-endpoint", f"{traces}/v1/traces"]
         environment |= {

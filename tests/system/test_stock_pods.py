@@ -3,7 +3,7 @@
 import pytest
 
 from tests.reference import Reference
-from tests.system.stock_pods import StockPods, add_worker
+from tests.system.stock_pods import FOLLOWER, StockPods, add_worker
 from tests.system.stock_vllm import (
     LEASE_SECONDS,
     NOT_ASKED,
@@ -21,7 +21,10 @@ pytestmark = [
 def test_requests_of_a_lost_pod_go_on_at_the_other_and_none_hangs(open_cluster, tmp_path, prompts):
     model = make_wide_model(tmp_path)
     reference = Reference(model)
-    with open_cluster("pods") as cluster, StockPods(model, tmp_path, "mixed") as pods:
+    with (
+        open_cluster("pods") as cluster,
+        StockPods(model, tmp_path, "mixed", dataParallelSize=2) as pods,
+    ):
         cluster.lease_seconds = LEASE_SECONDS
         worker = add_worker(cluster, pods)
         worker.wait_ready(START_SECONDS)
@@ -32,7 +35,7 @@ def test_requests_of_a_lost_pod_go_on_at_the_other_and_none_hangs(open_cluster, 
         assert set(counts) == {"0", "1"}
 
         worker.take_policy({"stallSeconds": 3})
-        pods.kill(1)
+        pods.kill(FOLLOWER)
 
         for number in range(4):
             prompt = prompts(64 + number)

@@ -39,7 +39,7 @@ def pair(
     """Two ranks on both sides."""
     with (
         open_cluster("ranks") as cluster,
-        StockPods(model, tmp_path_factory.mktemp("pods"), "prefill") as pods,
+        StockPods(model, tmp_path_factory.mktemp("pods"), "prefill", dataParallelSize=2) as pods,
     ):
         cluster.lease_seconds = LEASE_SECONDS
         prefill = add_worker(cluster, pods)
