@@ -77,12 +77,12 @@ async def test_etcd_that_goes_before_the_workers_start_is_a_start_error(etcd: Fa
 
 
 def test_port_that_is_not_ours_is_a_start_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(port: int) -> bool:
+    def refuse(port: int, host: str) -> bool:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(up, "port_is_free", refuse)
     with pytest.raises(
         StartError,
-        match=r"port 80 cannot be used \(Permission denied\); choose another with --port",
+        match=r"port 80 of 127.0.0.1 cannot be used \(Permission denied\); choose another with --port",
     ):
-        up._check_port(80)
+        up._check_port("127.0.0.1", 80)
