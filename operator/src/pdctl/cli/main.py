@@ -11,6 +11,7 @@ import typer
 from pdcluster_schema.load import applied_fault
 from pdcluster_schema.revision import revision_of
 from pdctl.cli.bench import app as bench
+from pdctl.cli.check import check_command
 from pdctl.cli.options import Files, load_files, reported
 from pdctl.cli.plan import plan_command
 from pdctl.cli.render import render_command
@@ -50,6 +51,7 @@ def root(
 
 app.command("up")(up_command)
 app.command("init")(init_command)
+app.command("check")(check_command)
 
 
 @app.command("status")

