@@ -81,7 +81,13 @@ def start(hub: HubServer, target: Path, tmp_path: Path) -> Iterator[Start]:
         env = {**clean, **own, **({"HF_TOKEN": token} if token else {})}
         running.append(
             subprocess.Popen(
-                command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+                command,
+                stderr=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=env,
+                # a run in the background ignores it, and what it starts inherits that
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         )
         return running[-1]

@@ -14,6 +14,10 @@ from pdcluster_worker.config.worker import EngineRank
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, ModelError
 from pdcluster_worker.system.process import die_with_parent, end_on_sigterm, start_logging
 
+# Else gRPC starts its threads again in each child between fork and exec, which crashes some of
+# them: uvloop forks.  Before gRPC is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 
 def main() -> int:
     end_on_sigterm()
