@@ -1,5 +1,5 @@
 """A proxy before the API server that does what networks and busy servers do: watches fall silent or
-expire, writes are refused in bursts, or some of them always.
+expire, writes are refused in bursts.
 
 It speaks plain HTTP to the operator and is administrator to the API server.
 """
@@ -8,7 +8,6 @@ import asyncio
 import json
 import threading
 from collections import Counter
-from fnmatch import fnmatch
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -44,7 +43,6 @@ class Interruptions:
         self._streams: dict[str, set[_Stream]] = {}
         self._silent = set[str]()
         self._refusals: list[tuple[int, str]] = []
-        self._always: dict[str, tuple[int, str]] = {}
         self._ready, self._end = threading.Event(), asyncio.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
 
@@ -97,12 +95,6 @@ class Interruptions:
         """So many writes that come next are answered so, and do not reach the API server."""
         self._refusals += [(code, reason)] * times
 
-    def refuse_always(self, refusals: dict[str, tuple[int, str]]) -> None:
-        """Writes to these paths, which may have wildcards, are answered so from now on, and all
-        others as ever.
-        """
-        self._always = refusals
-
     @property
     def num_refusals(self) -> int:
         """Refusals that no request has met yet."""
@@ -139,9 +131,6 @@ class Interruptions:
         if request.method != "GET" and self._refusals:
             code, reason = self._refusals.pop(0)
             return _refusal(code, reason, f"refused: {reason}")
-        for path, (code, message) in self._always.items():
-            if request.method != "GET" and fnmatch(request.path, path):
-                return _refusal(code, "", message)
         headers = {
             name: value for name, value in request.headers.items() if name.lower() not in _HOP
         }

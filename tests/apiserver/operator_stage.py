@@ -1,7 +1,8 @@
 """A PDCluster under a running operator, as a user and as Kubernetes see it."""
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from pdcluster_schema.labels import CLUSTER
 from pdcluster_schema.load import parse
@@ -9,6 +10,7 @@ from pdcluster_schema.revision import revision_of
 from tests.apiserver.plain_api import Body, PlainApi
 from tests.system.waiting import wait_for
 
+T = TypeVar("T")
 DEADLINE_SECONDS = 60.0
 GROUP = "/apis/pdcluster.io/v1alpha1"
 PLACES = {
@@ -103,6 +105,14 @@ class Scene:
             holds,
             DEADLINE_SECONDS,
             lambda: f"{kind}={status} {reason or ''}; status: {self.status}",
+        )
+
+    def until(self, holds: Callable[[], T]) -> T:
+        """Wait for what is true in the end; returns it.  A failure shows all that there is."""
+        return wait_for(
+            holds,
+            DEADLINE_SECONDS,
+            lambda: f"{[*self.everything()]}; pods {[*self.pods()]}; status: {self.status}",
         )
 
     def children(self, kind: str) -> dict[str, Body]:

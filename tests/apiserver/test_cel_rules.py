@@ -19,8 +19,8 @@ from tests.schema.wrong_objects import BAD
 
 CRD = yaml.safe_load((Path(__file__).parents[2] / "crds" / "pdcluster.yaml").read_text())
 SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-STANDING = [rule for rule in RULES if rule.before is None]
-ABOUT_CHANGES = [rule for rule in RULES if rule.before is not None]
+STANDING = [rule for rule in RULES if not isinstance(rule, Rule)]
+ABOUT_CHANGES = [rule for rule in RULES if isinstance(rule, Rule)]
 
 
 def rules_below(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
@@ -43,7 +43,7 @@ def says(rule: tuple[str, str], field: str, message: str) -> bool:
 def test_every_rule_refuses_an_object_that_the_model_refuses(dry_clusters: Objects) -> None:
     """Each where the model says it, and no rule is without such an object."""
     changes = [(wrong.change, wrong.field) for wrong in BAD if wrong.field is not None]
-    changes += [(rule.wrong, None) for rule in STANDING]
+    changes += [(refused, None) for _, refused in STANDING]
     causes, missed = set[tuple[str, str]](), []
     for change, field in changes:
         document = minimal()
@@ -66,7 +66,7 @@ def test_every_rule_refuses_an_object_that_the_model_refuses(dry_clusters: Objec
     assert {
         rule for rule in shown - about_changes if not any(says(rule, *c) for c in causes)
     } == set()
-    assert {(rule.field, rule.message) for rule in RULES} <= shown
+    assert about_changes <= shown
 
 
 def names(answer: Answer, field: str | None) -> bool:
@@ -75,7 +75,7 @@ def names(answer: Answer, field: str | None) -> bool:
 
 
 def test_every_rule_lets_through_what_it_should(dry_clusters: Objects) -> None:
-    for change in (*ACCEPTED, *(rule.right for rule in STANDING)):
+    for change in (*ACCEPTED, *(right for right, _ in STANDING)):
         document = minimal()
         change(document)
         answer = dry_clusters.create(document, dry_run=True)

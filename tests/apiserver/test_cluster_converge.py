@@ -219,39 +219,6 @@ async def test_what_we_no_longer_say_goes(connection: Connection, owner: Body):
     assert "extra" not in live["metadata"]["labels"]
 
 
-async def test_a_lost_child_is_made_again_and_an_obsolete_one_goes(
-    connection: Connection, owner: Body, kubectl: Callable[..., str]
-):
-    everything = objects.everything(owner)
-    await connection.converge(owner, everything)
-    lost = (
-        "service/chat",
-        "poddisruptionbudget/chat-decode-cpu",
-        "pdps/chat-decode-cpu",
-        f"controllerrevision/{objects.WORKLOAD}",
-        STATEFUL,
-    )
-    kubectl("delete", *lost)
-    assert len(await connection.actions(owner, everything)) == len(lost)
-    await connection.converge(owner, everything)
-    assert await connection.actions(owner, everything) == []
-    assert {objects.WORKLOAD} < {
-        body["metadata"]["name"] for body in await connection.live(owner["metadata"]["namespace"])
-    }
-    assert await connection.converge(owner, []) == []
-    ours = [
-        body
-        for body in await connection.live(owner["metadata"]["namespace"])
-        if body["metadata"].get("ownerReferences")
-    ]
-    left = {
-        str(CHILD_OF_NAME[body["kind"]])
-        for body in ours
-        if body["metadata"]["ownerReferences"][0]["kind"] == "PDCluster"
-    }
-    assert left == {"Secret"}
-
-
 async def test_a_record_cannot_be_edited(
     connection: Connection, owner: Body, kubectl: Callable[..., str]
 ):

@@ -9,10 +9,8 @@ import pytest
 import yaml
 
 from pdcluster_api.apiserver.client import ClientLimits
-from pdcluster_api.apiserver.connection import connect
 from pdcluster_api.apiserver.errors import ConflictError, NotFoundError, UnavailableError
 from pdcluster_api.apiserver.kinds import CONFIG_MAP, POOL_SCALER, SERVICE, STATEFUL_SET
-from pdcluster_api.errors import StartError
 from pdcluster_operator.writes.apply import apply
 from pdcluster_schema import conditions
 from tests.apiserver import cluster_objects as objects
@@ -236,29 +234,6 @@ async def test_apply_without_force_overwrites_no_other_writer(
         await connection.client.apply(CONFIG_MAP, objects.config_map(owner), force=False)
 
 
-async def test_list_reads_every_page(control_plane: ControlPlane, owner: Body, namespace: str):
-    async with connected(control_plane.kubeconfig, ClientLimits(page=2)) as paged:
-        made = [
-            objects.manifest(
-                "Service", "v1", f"chat-{number}", owner, spec={"ports": [{"port": 80}]}
-            )
-            for number in range(5)
-        ]
-        assert await paged.converge_knowing(owner, made, []) == []
-        names = [
-            body["metadata"]["name"]
-            async for body in paged.client.list(
-                SERVICE, namespace, labels="pdcluster.io/cluster=chat"
-            )
-        ]
-        assert names == [body["metadata"]["name"] for body in made]
-        assert paged.calls("list") == 3
-        assert [
-            body
-            async for body in paged.client.list(SERVICE, namespace, fields="metadata.name=nothing")
-        ] == []
-
-
 async def test_an_api_server_that_restarts_is_waited_for(own_plane: ControlPlane):
     patient = ClientLimits(
         timeout_seconds=2.0, tries=200, first_delay_seconds=0.05, max_delay_seconds=0.2
@@ -297,24 +272,3 @@ def _owner_of(manifest: Body) -> Body:
 def _once_refused(connection: Connection) -> None:
     """Return when a request has failed for want of a server."""
     wait_for(lambda: connection.unanswered > 0, 30.0, "a request that is not answered")
-
-
-@pytest.mark.parametrize("text", [None, "", "not: a kubeconfig", "{"])
-async def test_a_kubeconfig_that_cannot_be_used_is_named(tmp_path: Path, text: str | None):
-    path = tmp_path / "kubeconfig"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(
-        StartError,
-        match=r"kubeconfig .*kubeconfig cannot be used: (?s:.*); set KUBECONFIG to a working file",
-    ) as e:
-        await connect(path)
-    assert e.value.exit_code == 2
-
-
-async def test_without_a_kubeconfig_and_outside_a_pod_there_is_no_connection(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(StartError, match="not in a pod with a ServiceAccount"):
-        await connect(None)

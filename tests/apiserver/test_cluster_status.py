@@ -8,7 +8,6 @@ import pytest
 from pdcluster_api.apiserver.kinds import EVENT, PDCLUSTER, POOL_SCALER
 from pdcluster_api.plan.result import PlannedEvent
 from pdcluster_operator.reconcile.statuses import (
-    MAX_REMEMBERED,
     PERIOD_SECONDS,
     EventRecorder,
     write_status,
@@ -132,12 +131,3 @@ async def test_a_refused_event_is_lost_and_posted_when_it_is_due_again(
         assert not await events.post(owner, PlannedEvent("Scaled", "x"))
         assert limited.calls("create") == 2
     assert "no event posted reason=Scaled object=chat" in caplog.text
-
-
-async def test_events_remember_a_bounded_number(connection: Connection, owner: Body):
-    events = EventRecorder(connection.client, "operator-0")
-    for number in range(MAX_REMEMBERED + 10):
-        events._remember(("uid", "reason", str(number)))
-    assert len(events._posted) == MAX_REMEMBERED
-    assert not events._is_known(("uid", "reason", "0"))
-    assert events._is_known(("uid", "reason", str(MAX_REMEMBERED)))

@@ -2,18 +2,17 @@
 the statuses that are planned.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pdcluster_api.plan.cluster_status import plan_invalid
-from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState, WorkloadState
+from pdcluster_api.plan.observed.state import DiscoveryState, Observed
 from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import parse
-from pdcluster_schema.revision import revision_of
-from pdcluster_schema.workload import WorkloadId
 from tests.apiserver.objects import Json, Objects
-from tests.operator.pdcluster_api.plan.clusters import plan_all
+from tests.operator.pdcluster_api.plan.clusters import plan_all, running
 from tests.schema.object_cases import at, minimal
 
 NOW = "2026-01-02T03:04:05Z"
@@ -39,23 +38,10 @@ def kstatus(body: Json) -> str:
 
 def seen(body: Json, *, ready: int, members: int = 1) -> Observed:
     """The cluster with so many ready workers of each workload."""
-    cluster = parse(body)
-    revision = revision_of(cluster.spec)
-    ids = [
-        WorkloadId("chat", role, pool.name, revision)
-        for role, spec in cluster.spec.roles.present().items()
-        for pool in spec.pools
-    ]
-    return Observed(
-        generation=body["metadata"]["generation"],
-        status=body["status"],
-        discovery=DiscoveryState(managed=True, ready=members, desired=1),
-        workloads=[
-            WorkloadState(each, desired=1, current=1, ready=ready, updated=1) for each in ids
-        ],
-        scalers=[ScalerState(each.role, each.pool, replicas=1, seen=1) for each in ids],
-        service_revision=revision,
-    )
+    found = running(parse(body), generation=body["metadata"]["generation"], status=body["status"])
+    discovery = DiscoveryState(managed=True, ready=members, desired=1)
+    workloads = [replace(each, ready=ready) for each in found.workloads]
+    return replace(found, discovery=discovery, workloads=workloads)
 
 
 def write(clusters: Objects, status: Any) -> Json:

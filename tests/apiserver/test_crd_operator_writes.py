@@ -2,8 +2,10 @@
 on the way.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -17,20 +19,16 @@ from pdcluster_api.plan.observed.state import (
     DiscoveryState,
     Observed,
     Problem,
-    ScalerState,
     ScalingDecision,
     WorkerDisaggregation,
     WorkerRecords,
-    WorkloadState,
 )
 from pdcluster_api.plan.status.autoscaled import recorded
 from pdcluster_schema.conditions import CAPACITY_SHORT
 from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import parse
-from pdcluster_schema.revision import revision_of
-from pdcluster_schema.workload import WorkloadId
 from tests.apiserver.objects import Json, Objects
-from tests.operator.pdcluster_api.plan.clusters import plan_all
+from tests.operator.pdcluster_api.plan.clusters import plan_all, running
 from tests.operator.pods import pod_state
 from tests.schema.object_cases import at, minimal
 
@@ -38,22 +36,11 @@ NOW = "2026-01-02T03:04:05Z"
 NEW = Observed(generation=1, status={}, discovery=DiscoveryState(managed=True, ready=0, desired=1))
 
 
-def running(document: Json) -> Observed:
-    """The cluster with every worker ready."""
-    cluster = parse(document)
-    revision = revision_of(cluster.spec)
-    ids = [
-        WorkloadId("chat", role, pool.name, revision)
-        for role, spec in cluster.spec.roles.present().items()
-        for pool in spec.pools
-    ]
-    return replace(
-        NEW,
-        discovery=DiscoveryState(managed=True, ready=1, desired=1),
-        workloads=[WorkloadState(each, desired=1, current=1, ready=1, updated=1) for each in ids],
-        scalers=[ScalerState(each.role, each.pool, replicas=1, seen=1) for each in ids],
-        service_revision=revision,
-    )
+def assert_stored_whole(clusters: Objects, planned: Mapping[str, Any]) -> None:
+    answer = clusters.merge("chat", {"status": dict(planned)}, "status")
+
+    assert answer.accepted, answer.causes
+    assert clusters.get("chat")["status"] == planned
 
 
 @pytest.mark.parametrize(
@@ -66,11 +53,8 @@ def test_planned_status_is_stored_whole(roles: Json, is_running: bool, clusters:
     document = minimal()
     at("spec.roles", roles)(document)
     clusters.create(document)
-    planned = plan_all(parse(document), running(document) if is_running else NEW, NOW).status
-    answer = clusters.merge("chat", {"status": dict(planned)}, "status")
-
-    assert answer.accepted, answer.causes
-    assert clusters.get("chat")["status"] == planned
+    planned = plan_all(parse(document), running(parse(document)) if is_running else NEW, NOW).status
+    assert_stored_whole(clusters, planned)
 
 
 @pytest.mark.parametrize("mode", ["Advise", "On"])
@@ -92,12 +76,12 @@ def test_decisions_of_the_autoscaler_are_stored_whole(mode: str, clusters: Objec
         at=datetime(2026, 1, 2, tzinfo=UTC),
         problems=(Problem(CAPACITY_SHORT, "cpu is short of 1 worker"),),
     )
-    planned = plan_all(parse(document), replace(running(document), decision=decided), NOW).status
-    answer = clusters.merge("chat", {"status": dict(planned)}, "status")
+    planned = plan_all(
+        parse(document), replace(running(parse(document)), decision=decided), NOW
+    ).status
+    assert_stored_whole(clusters, planned)
 
-    assert answer.accepted, answer.causes
     stored = clusters.get("chat")["status"]
-    assert stored == planned
     assert read_record(stored["autoscaling"]["lastDecisions"][0]) == decided
     assert recorded(stored, mode) == dict(decision.replicas)
 
@@ -105,7 +89,7 @@ def test_decisions_of_the_autoscaler_are_stored_whole(mode: str, clusters: Objec
 def test_what_is_known_of_disaggregation_is_stored_whole(clusters: Objects) -> None:
     document = minimal()
     clusters.create(document)
-    seen = running(document)
+    seen = running(parse(document))
     pods = {
         role: pod_state(state.id, f"{role}-0")
         for state in seen.workloads
@@ -130,24 +114,18 @@ def test_what_is_known_of_disaggregation_is_stored_whole(clusters: Objects) -> N
         "numRefusedPairs",
         "refusedPairs",
     }
-    answer = clusters.merge("chat", {"status": dict(planned)}, "status")
-
-    assert answer.accepted, answer.causes
-    assert clusters.get("chat")["status"] == planned
+    assert_stored_whole(clusters, planned)
 
 
 def test_a_roll_out_that_is_given_up_is_stored_whole(clusters: Objects) -> None:
     document, status = minimal(), {}
     clusters.create(document)
-    before = running(document)
+    before = running(parse(document))
     at("spec.engine", {"maxSequences": 65})(document)
     for now in (NOW, "2026-01-02T05:03:05Z"):
         status = dict(plan_all(parse(document), replace(before, status=status), now).status)
     assert status["rollout"]["givenUp"] is True
-    answer = clusters.merge("chat", {"status": status}, "status")
-
-    assert answer.accepted, answer.causes
-    assert clusters.get("chat")["status"] == status
+    assert_stored_whole(clusters, status)
 
 
 def test_status_of_a_refused_object_is_stored_whole(clusters: Objects) -> None:
@@ -157,10 +135,7 @@ def test_status_of_a_refused_object_is_stored_whole(clusters: Objects) -> None:
     with pytest.raises(InvalidObjectError) as refused:
         parse(document)
     planned = plan_invalid(refused.value.faults, NEW, NOW).status
-    answer = clusters.merge("chat", {"status": dict(planned)}, "status")
-
-    assert answer.accepted, answer.causes
-    assert clusters.get("chat")["status"] == planned
+    assert_stored_whole(clusters, planned)
 
 
 def test_rendered_scaler_and_its_status_are_stored_whole(
@@ -174,7 +149,7 @@ def test_rendered_scaler_and_its_status_are_stored_whole(
     assert scalers.create(made).accepted
     (plan,) = [
         each
-        for each in plan_all(parse(document), running(document), NOW).scalers
+        for each in plan_all(parse(document), running(parse(document)), NOW).scalers
         if each.role == "decode"
     ]
     assert scalers.merge(made["metadata"]["name"], {"status": dict(plan.status)}, "status").accepted

@@ -66,17 +66,6 @@ class Drained:
 
         wait_for(holds, DEADLINE_SECONDS, self.describe)
 
-    def await_evictions(self, allowed: int, *, min_available: int) -> None:
-        """Wait until decode's disruption budget allows so many evictions at once."""
-
-        def holds() -> bool:
-            budget = self.scene.children("PodDisruptionBudget")[self.scene.workload("decode")]
-            is_seen = budget["status"].get("observedGeneration") == budget["metadata"]["generation"]
-            found = budget["spec"]["minAvailable"], budget["status"].get("disruptionsAllowed")
-            return is_seen and found == (min_available, allowed)
-
-        wait_for(holds, DEADLINE_SECONDS, self.describe)
-
     def await_words(self, words: str, kind: str = "DecodeReady") -> None:
         wait_for(
             lambda: words in self.scene.condition(kind).get("message", ""),
@@ -149,43 +138,6 @@ def test_replicas_go_down_when_the_highest_have_drained_and_the_commands_go_with
     drained.await_states("ready", "ready")  # the new pod of the name has no drain command
 
 
-def test_one_worker_that_serves_may_be_evicted_while_others_drain(drained: Drained):
-    drained.workers.busy = {drained.pod(1), drained.pod(2)}
-    drained.scale(1)
-    drained.await_states("ready", "draining", "draining")
-    drained.await_evictions(1, min_available=0)
-    drained.scale(2)
-    drained.await_evictions(1, min_available=1)
-    drained.workers.busy = set()
-    drained.await_replicas(2)
-    drained.await_evictions(1, min_available=1)
-
-
-def test_a_scale_up_takes_back_workers_that_have_drained(drained: Drained):
-    drained.workers.busy = {drained.pod(2)}
-    pods = drained.scene.pods()
-    drained.scale(1)
-    drained.await_states("ready", "drained", "draining")
-    drained.scale(3)
-    drained.await_commands()
-    drained.await_states("ready", "ready", "ready")
-    assert drained.scene.pods() == pods
-    assert drained.scene.replicas("decode") == 3
-
-
-def test_a_stateful_set_that_is_scaled_by_hand_is_reverted_and_no_worker_drains(drained: Drained):
-    path, pods = (
-        drained.scene.path("StatefulSet", drained.scene.workload("decode")),
-        drained.scene.pods(),
-    )
-    for replicas in (5, 1):
-        assert drained.scene.api.merge(path, {"spec": {"replicas": replicas}}) is not None
-        drained.await_replicas(3)
-    wait_for(lambda: len(drained.scene.pods()) == len(pods), DEADLINE_SECONDS, drained.describe)
-    drained.await_commands()
-    drained.await_states("ready", "ready", "ready")
-
-
 def test_an_operator_that_is_killed_in_the_middle_goes_on(drained: Drained):
     drained.workers.busy = {drained.pod(2)}
     drained.scale(2)
@@ -248,42 +200,6 @@ def test_what_a_time_limit_cuts_is_counted_and_reported(drained: Drained):
         DEADLINE_SECONDS,
         lambda: f"{notes()}",
     )
-
-
-def test_a_time_limit_counts_while_etcd_is_away_too(drained: Drained):
-    drained.scene.change(rollout={"drainTimeoutSeconds": 2})
-    drained.etcd.kill()
-    drained.scale(2)
-    drained.await_replicas(2)
-
-
-def test_a_pool_that_is_no_longer_declared_drains_before_it_goes(drained: Drained):
-    scene = drained.scene
-    drained.workers.busy = {drained.pod(ordinal) for ordinal in range(3)}
-    scene.change(roles={"decode": {"pools": [{"name": "new", "replicas": 1}]}})
-    drained.await_commands(0, 1, 2)
-    drained.await_words("pool cpu: 3 workers drain before the pool shrinks")
-    drained.await_looks()
-    assert scene.replicas("decode") == 3
-    drained.workers.busy = {drained.pod(0)}
-    drained.await_replicas(1)
-    drained.workers.busy = set()
-    wait_for(
-        lambda: scene.workload("decode") not in scene.children("StatefulSet"),
-        DEADLINE_SECONDS,
-        drained.describe,
-    )
-    drained.await_commands()
-
-
-def test_a_command_without_a_worker_is_taken_back_and_the_status_says_that_records_and_pods_agree(
-    drained: Drained,
-):
-    drained.scene.await_condition("DiscoveryInSync", "True", "AsDeclared")
-    drained.etcd.put(f"/pdcluster/{NAMESPACE}/{drained.scene.name}/commands/no-such-pod", "{}")
-    drained.operator.kill()
-    drained.operator.start()  # it reads everything again
-    drained.await_commands()
 
 
 def test_the_commands_of_a_cluster_that_is_deleted_in_mid_drain_go_too(drained: Drained):

@@ -128,21 +128,3 @@ def test_a_burst_of_refusals_passes(
         assert policy is not None
         assert "17" in policy["data"]["policy.yaml"]
         assert operator.get("/healthz") == (200, "ok\n")
-
-
-def test_a_service_that_gets_no_answer_is_in_the_status_with_what_else_is_refused(
-    proxy: Interruptions, tmp_path: Path, scene: Scene
-):
-    with operator_through(proxy, tmp_path, scene, PDCLUSTER_RESYNC_SECONDS=SELDOM):
-        service, decode = "*/services/chat", "*/statefulsets/chat-decode-*"
-        proxy.refuse_always({service: (503, "busy"), decode: (403, "User x cannot patch")})
-        scene.create()
-        found = scene.await_condition("Ready", "False", "Forbidden")
-        assert "StatefulSet chat-decode-" in found["message"]
-        assert found["message"].endswith("(and 1 more)")
-        proxy.refuse_always({service: (503, "busy")})
-        found = scene.await_condition("Ready", "False", "ApplyFailed")
-        assert found["message"].startswith("Service chat: busy; it is tried again")
-        assert scene.replicas("decode")
-        proxy.refuse_always({})
-        scene.await_condition("Ready", "True")

@@ -87,11 +87,7 @@ def test_a_restart_writes_nothing_and_another_default_image_rolls_nothing(
                 }
             }
         )
-        wait_for(
-            lambda: scene.workload("prefill", "more") in scene.children("StatefulSet"),
-            DEADLINE_SECONDS,
-            "no StatefulSet",
-        )
+        scene.until(lambda: scene.workload("prefill", "more") in scene.children("StatefulSet"))
         scene.await_condition("Ready", "True")
         images = {
             _worker_image(body)
@@ -208,7 +204,7 @@ def test_a_second_replica_takes_over_when_the_leader_stops(
         )
         path = scene.path("ConfigMap", "chat-policy")
         scene.api.delete(path)
-        wait_for(lambda: scene.api.get(path), DEADLINE_SECONDS, "the new leader does not work")
+        scene.until(lambda: scene.api.get(path))
 
 
 @pytest.mark.usefixtures("no_lease")
@@ -259,11 +255,7 @@ def test_metrics_tell_of_the_loop_and_of_the_api_calls_and_it_stops_without_a_wo
     scene: Scene, operator: OperatorProcess
 ):
     scene.await_condition("Ready", "True")
-    wait_for(
-        lambda: operator.metric("pdcluster_operator_pdclusters", ready="True") == 1,
-        DEADLINE_SECONDS,
-        "not counted",
-    )
+    scene.until(lambda: operator.metric("pdcluster_operator_pdclusters", ready="True") == 1)
     assert operator.metric("pdcluster_operator_is_leader") == 1
     assert operator.metric("pdcluster_operator_reconcile_seconds_count") > 0
     assert operator.metric(
@@ -280,11 +272,7 @@ def test_metrics_tell_of_the_loop_and_of_the_api_calls_and_it_stops_without_a_wo
         )
         == 2
     )
-    wait_for(
-        lambda: operator.metric("pdcluster_operator_queue_depth") == 0,
-        DEADLINE_SECONDS,
-        "the queue is not empty",
-    )
+    scene.until(lambda: operator.metric("pdcluster_operator_queue_depth") == 0)
     assert operator.stop() == 0
     assert "Traceback" not in operator.log
     assert "ERROR" not in operator.log
@@ -300,7 +288,7 @@ def test_an_object_that_is_refused_says_so_and_what_runs_goes_on(
     scene.api.merge(
         CRD, {"spec": {"versions": [_relaxed(version) for version in crd["spec"]["versions"]]}}
     )
-    wait_for(lambda: _is_accepted(scene), DEADLINE_SECONDS, "the relaxed CRD is not in force")
+    scene.until(lambda: _is_accepted(scene))
     found = scene.await_condition("Ready", "False", "InvalidSpec")
     assert "spec.roles.prefill.pools[0].gpu" in found["message"]
     assert "TPU" in found["message"]

@@ -12,9 +12,8 @@ from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes, ready
 from tests.apiserver.operator_fixtures import SELDOM
 from tests.apiserver.operator_process import OperatorProcess
-from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
+from tests.apiserver.operator_stage import Scene
 from tests.apiserver.plain_api import PlainApi
-from tests.system.waiting import wait_for
 
 NAMESPACE = "operator-put-back"
 SETTINGS = {"PDCLUSTER_RESYNC_SECONDS": SELDOM}
@@ -73,9 +72,7 @@ def test_a_child_deleted_by_hand_is_made_again(scene: Scene, kind: str, name: st
     assert before is not None
     pods = _workers(scene)
     scene.api.delete(path)
-    after = wait_for(
-        lambda: _another(scene.api.get(path), before), DEADLINE_SECONDS, f"{path} is not back"
-    )
+    after = scene.until(lambda: _another(scene.api.get(path), before))
     # A certificate and a cluster IP are new; a record of what runs has the API server's defaults
     # too.
     assert _content(after) == _content(before) or kind in (
@@ -114,53 +111,9 @@ def test_a_child_edited_by_hand_is_reverted_and_no_pod_is_lost(
     before, pods = scene.api.get(path), _workers(scene)
     assert before is not None
     scene.api.merge(path, edit)
-    wait_for(
-        lambda: _content(scene.api.get(path)) == _content(before),
-        DEADLINE_SECONDS,
-        lambda: f"{path} stays edited: {scene.api.get(path)}",
-    )
+    scene.until(lambda: _content(scene.api.get(path)) == _content(before))
     scene.await_condition("Ready", "True")
     assert _workers(scene).items() >= pods.items()
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "edit", "undo"),
-    [
-        (
-            "StatefulSet",
-            "{decode}",
-            {"spec": {"minReadySeconds": 7}},
-            {"spec": {"minReadySeconds": None}},
-        ),
-        (
-            "ConfigMap",
-            "chat-policy",
-            {"data": {"more.yaml": "added"}},
-            {"data": {"more.yaml": None}},
-        ),
-        (
-            "Service",
-            "chat",
-            {"spec": {"sessionAffinity": "ClientIP"}},
-            {"spec": {"sessionAffinity": "None"}},
-        ),
-    ],
-)
-def test_what_is_added_to_a_child_by_hand_stays_and_no_pod_is_lost(
-    scene: Scene, kind: str, name: str, edit: dict[str, Any], undo: dict[str, Any]
-):
-    path = scene.path(kind, name.format(decode=scene.workload("decode")))
-    pods = _workers(scene)
-    edited = scene.api.merge(path, edit)
-    # what we write later leaves it too
-    scene.change(routing={"offload": {"prefillQueueMax": 10 + len(kind)}})
-    scene.await_condition("Ready", "True")
-    assert edited is not None
-    found = scene.api.get(path)
-    assert found is not None
-    assert found["spec" if "spec" in edit else "data"].items() >= _added(edited, edit).items()
-    assert _workers(scene) == pods
-    scene.api.merge(path, undo)
 
 
 # a worker that has started would drain first, and on a busy machine some would start
@@ -168,11 +121,7 @@ def test_what_is_added_to_a_child_by_hand_stays_and_no_pod_is_lost(
 def test_a_stateful_set_scaled_by_hand_is_reverted_to_what_the_scaler_says(scene: Scene):
     path = scene.path("StatefulSet", scene.workload("decode"))
     scene.api.merge(path, {"spec": {"replicas": 4}})
-    wait_for(
-        lambda: scene.replicas("decode") == 2 and len(_workers(scene)) == 3,
-        DEADLINE_SECONDS,
-        lambda: f"{scene.pods()}",
-    )
+    scene.until(lambda: scene.replicas("decode") == 2 and len(_workers(scene)) == 3)
     scene.await_condition("Ready", "True")
 
 
@@ -181,15 +130,13 @@ def test_a_scaler_that_is_made_again_has_its_status_at_once(scene: Scene):
     before = scene.api.get(path)
     assert before is not None
     scene.api.delete(path)
-    wait_for(
-        lambda: _another(scene.api.get(path), before), DEADLINE_SECONDS, "the scaler is not back"
-    )
+    scene.until(lambda: _another(scene.api.get(path), before))
 
     def shown() -> int | None:
         found = scene.api.get(path) or {}
         return found.get("status", {}).get("replicas")
 
-    wait_for(lambda: shown() == 2, DEADLINE_SECONDS, lambda: f"status.replicas is {shown()}")
+    scene.until(lambda: shown() == 2)
 
 
 def _another(body: dict[str, Any] | None, before: dict[str, Any]) -> dict[str, Any] | None:
@@ -208,9 +155,3 @@ def _content(body: dict[str, Any] | None) -> Any:
     if body is None:
         return None
     return {key: body.get(key) for key in ("spec", "data")} | {"labels": body["metadata"]["labels"]}
-
-
-def _added(edited: dict[str, Any], edit: dict[str, Any]) -> dict[str, Any]:
-    """The parts of an edited object that the edit names."""
-    ((part, fields),) = edit.items()
-    return {name: edited[part][name] for name in fields}

@@ -9,9 +9,8 @@ from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.limited_user import GROUPS, LimitedUser, all_of, limited_user
 from tests.apiserver.nodeless import Nodes
 from tests.apiserver.operator_process import OperatorProcess
-from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
+from tests.apiserver.operator_stage import Scene
 from tests.apiserver.plain_api import Body, PlainApi
-from tests.system.waiting import wait_for
 
 OURS, CORE = (
     API_VERSION.partition("/")[0],
@@ -51,11 +50,7 @@ def test_without_the_right_to_list_events_pods_that_are_missing_stop_nothing(
             "spec": {"hard": {"pods": "0"}},
         }
         scene.api.create(quotas, quota)
-        wait_for(
-            lambda: (scene.api.get(f"{quotas}/few") or {}).get("status", {}).get("hard"),
-            DEADLINE_SECONDS,
-            "no quota in force",
-        )
+        scene.until(lambda: (scene.api.get(f"{quotas}/few") or {}).get("status", {}).get("hard"))
         scene.create()
         message = scene.await_condition("DecodeReady", "False", "PodsRefused")["message"]
         assert "pods are missing, and the events that say why cannot be read" in message

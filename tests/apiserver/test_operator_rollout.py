@@ -9,11 +9,10 @@ import pytest
 
 from pdcluster_schema.labels import REVISION
 from tests.apiserver.control_plane import ControlPlane
-from tests.apiserver.nodeless import Nodes, Rule, ready, waiting
+from tests.apiserver.nodeless import Nodes, ready, waiting
 from tests.apiserver.operator_fixtures import SELDOM
-from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
+from tests.apiserver.operator_stage import Scene
 from tests.apiserver.plain_api import PlainApi
-from tests.system.waiting import wait_for
 
 _numbers = itertools.count(1)
 NAMESPACE = "operator-rollout"
@@ -26,13 +25,6 @@ def scene(control_plane: ControlPlane, nodes: Nodes) -> Iterator[Scene]:
     found = Scene(PlainApi(control_plane.kubeconfig), NAMESPACE, f"chat-{next(_numbers)}")
     yield found
     found.delete()
-
-
-def only(revision: str, rule: Rule, others: Rule = ready) -> Rule:
-    """One rule for the pods of a revision, another for the rest."""
-    return lambda pod: (rule if pod["metadata"]["labels"].get(REVISION) == revision else others)(
-        pod
-    )
 
 
 def of_revision(scene: Scene, revision: str) -> list[str]:
@@ -56,11 +48,7 @@ def test_blue_green_makes_the_new_next_to_the_old_then_switches_then_removes_the
         ready(pod) if pod["metadata"]["labels"].get(REVISION) in (None, old) else None
     )
     scene.change(engine=OTHER_ENGINE)
-    wait_for(
-        lambda: len(scene.children("StatefulSet")) == 4,
-        DEADLINE_SECONDS,
-        lambda: f"{[*scene.children('StatefulSet')]}",
-    )
+    scene.until(lambda: len(scene.children("StatefulSet")) == 4)
     scene.await_condition("Ready", "False", "RollingOut")
     assert scene.condition("Serving")["status"] == "True"
     assert served(scene) == old
@@ -69,14 +57,8 @@ def test_blue_green_makes_the_new_next_to_the_old_then_switches_then_removes_the
     scene.await_condition("Ready", "True")
     new = scene.revision
     assert served(scene) == new != old
-    wait_for(
-        lambda: not any(old in name for name in scene.pods()),
-        DEADLINE_SECONDS,
-        lambda: f"{scene.pods()}",
-    )
-    wait_for(
-        lambda: not of_revision(scene, old), DEADLINE_SECONDS, lambda: f"{of_revision(scene, old)}"
-    )
+    scene.until(lambda: not any(old in name for name in scene.pods()))
+    scene.until(lambda: not of_revision(scene, old))
 
 
 def test_a_new_revision_that_fails_says_why_and_the_old_one_goes_on(scene: Scene, nodes: Nodes):
@@ -95,7 +77,7 @@ def test_a_new_revision_that_fails_says_why_and_the_old_one_goes_on(scene: Scene
     assert scene.pods().items() > pods.items()
     scene.change(image=None)  # back to what serves: the failed revision goes
     scene.await_condition("Ready", "True")
-    wait_for(lambda: scene.pods() == pods, DEADLINE_SECONDS, lambda: f"{scene.pods()}")
+    scene.until(lambda: scene.pods() == pods)
     assert (scene.revision, served(scene)) == (old, old)
 
 
@@ -115,56 +97,7 @@ def test_recreate_removes_the_old_before_it_makes_the_new(scene: Scene, nodes: N
         )
         return scene.condition("Ready").get("status") == "True" and served(scene) == new
 
-    wait_for(is_done, DEADLINE_SECONDS, lambda: f"{scene.status}")
+    scene.until(is_done)
     assert frozenset({old, new}) not in seen
     assert not any(old in name for name in scene.children("StatefulSet"))
-    wait_for(
-        lambda: not of_revision(scene, old), DEADLINE_SECONDS, lambda: f"{of_revision(scene, old)}"
-    )
-
-
-def test_roles_can_change_from_both_phases_in_one_to_prefill_and_decode(scene: Scene, nodes: Nodes):
-    pool = {"pools": [{"name": "cpu", "replicas": 1}]}
-    scene.create(roles={"mixed": pool})
-    scene.await_condition("Ready", "True")
-    old = scene.revision
-    nodes.rule = lambda pod: (
-        ready(pod) if pod["metadata"]["labels"].get(REVISION) in (None, old) else None
-    )
-    scene.change(roles={"mixed": None, "prefill": pool, "decode": pool})
-    scene.await_condition("Ready", "False", "RollingOut")
-    service = scene.api.get(scene.path("Service", scene.name))
-    assert service is not None
-    # of the revision that still serves
-    assert service["spec"]["selector"]["pdcluster.io/role"] == "mixed"
-    nodes.rule = ready
-    scene.await_condition("Ready", "True")
-    service = scene.api.get(scene.path("Service", scene.name))
-    assert service is not None
-    assert service["spec"]["selector"]["pdcluster.io/role"] == "decode"
-
-
-def test_the_same_pods_written_otherwise_and_an_edit_of_routers_replace_no_worker(
-    scene: Scene, nodes: Nodes
-):
-    pools = {"pools": [{"name": "cpu", "replicas": 1}]}
-    roles = {"prefill": pools, "decode": {**pools, "resources": {"limits": {"cpu": 1}}}}
-    scene.create(roles={**roles, "router": pools}, image={"pullSecrets": ["a", "b"]})
-    scene.await_condition("Ready", "True")
-    pods, revision = scene.pods(), scene.status["revision"]
-    limits = {"limits": {"cpu": "1000m"}}
-    scene.change(roles={"decode": {"resources": limits}}, image={"pullSecrets": ["b", "a"]})
-    scene.await_condition("Ready", "True")
-
-    assert (scene.pods(), scene.status["revision"]) == (pods, revision)
-    noted = {"podTemplate": {"metadata": {"annotations": {"team": "a"}}}}
-    scene.change(roles={"router": noted})
-    wait_for(
-        lambda: len(pods.items() - scene.pods().items()) == 1,
-        DEADLINE_SECONDS,
-        lambda: f"one of {pods} replaced: {scene.pods()}",
-    )
-    scene.await_condition("Ready", "True")
-    (name,) = (name for name, uid in pods.items() if scene.pods()[name] != uid)
-    assert "-router-" in name
-    assert scene.status["revision"] == revision
+    scene.until(lambda: not of_revision(scene, old))

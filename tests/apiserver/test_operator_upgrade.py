@@ -66,6 +66,4 @@ def test_an_etcd_in_memory_that_an_older_operator_made_is_followed_by_a_deployme
         wait_for(
             lambda: not left & plain.everything().keys(), DEADLINE_SECONDS, lambda: operator.log
         )
-        wait_for(
-            lambda: f"{name}-0" not in plain.pods(), DEADLINE_SECONDS, lambda: f"{plain.pods()}"
-        )
+        plain.until(lambda: f"{name}-0" not in plain.pods())

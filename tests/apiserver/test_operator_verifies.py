@@ -163,10 +163,8 @@ def test_transport_that_falls_back_under_the_floor_is_not_verified(
         assert "over tcp, less than placement.minTransferGBps of 1000: " in slow["message"]
         (pair,) = chat.status["transfers"]["pairs"]
         assert (pair["transport"], pair["hasChecksum"], pair.get("fault")) == ("tcp", True, None)
-        wait_for(
-            lambda: "not nixl: the peer has not got it" in str(chat.status.get("disaggregation")),
-            DEADLINE_SECONDS,
-            lambda: f"{chat.status}",
+        chat.until(
+            lambda: "not nixl: the peer has not got it" in str(chat.status.get("disaggregation"))
         )
         chat.await_condition("Ready", "True")  # no answer is wrong
 

@@ -86,26 +86,3 @@ def test_a_fight_over_our_fields_ends_in_a_failure_that_names_the_other(
             == writes
         )
     assert writes <= 10 * MAX_WRITES
-
-
-def test_a_fight_by_deletion_ends_in_a_failure_too(scene: Scene, operator: OperatorProcess):
-    path = scene.path("ConfigMap", f"{scene.name}-policy")
-
-    def delete() -> None:
-        if scene.api.get(path) is not None:
-            scene.api.delete(path)
-
-    with again_and_again(delete):
-        message = scene.await_condition("Ready", "False", "ApplyFailed")["message"]
-        assert "another writer deletes what the operator has to revert" in message
-        assert f"leave ConfigMap {scene.name}-policy alone" in message
-        writes = operator.metric(
-            "pdcluster_operator_api_calls_total", kind="ConfigMap", code="201", verb="apply"
-        )
-        operator.await_resyncs(3)
-        assert (
-            operator.metric(
-                "pdcluster_operator_api_calls_total", kind="ConfigMap", code="201", verb="apply"
-            )
-            == writes
-        )

@@ -220,15 +220,6 @@ def test_the_namespace_is_the_contexts_unless_one_is_given(control_plane: Contro
     )
 
 
-def test_plan_of_a_new_object_makes_everything(
-    pdctl: Callable[..., Any], namespace: str, tmp_path: Path
-):
-    result = pdctl("plan", "-f", written(tmp_path))
-
-    assert result.exit_code == 0, result.stderr
-    assert result.output.startswith(f"chat (namespace {namespace}) would be made, with revision ")
-
-
 def test_plan_counts_what_really_runs(
     pdctl: Callable[..., Any],
     control_plane: ControlPlane,
@@ -244,31 +235,6 @@ def test_plan_counts_what_really_runs(
     rows = [line.split() for line in rolled.output.splitlines()]
     assert ["decode/cpu", "cpu", "3", "3"] in [row[:4] for row in rows]
     assert ["cpu", "3", "7", "4", "4"] in rows
-
-
-def test_plan_with_the_autoscaler_on_moves_its_record_within_the_files_bounds(
-    pdctl: Callable[..., Any],
-    control_plane: ControlPlane,
-    clusters: Objects,
-    namespace: str,
-    tmp_path: Path,
-):
-    on = at("spec.autoscale", {"mode": "On", "budget": {"total": 8}})
-    running(control_plane, clusters, namespace, on)
-    sizes = [
-        {"role": "prefill", "pool": "cpu", "replicas": 1},
-        {"role": "decode", "pool": "cpu", "replicas": 3},
-    ]
-    clusters.merge("chat", {"status": {"autoscaling": {"mode": "On", "replicas": sizes}}}, "status")
-    bounded = pdctl(
-        "plan", "-f", written(tmp_path, on, at("spec.roles.decode.pools.0.maxReplicas", 2))
-    )
-    off = pdctl("plan", "-f", written(tmp_path))
-
-    rows = [line.split()[:4] for line in bounded.output.splitlines()]
-    assert ["decode/cpu", "cpu", "3", "2"] in rows, bounded.output
-    assert "autoscale.mode was On and is Off: pools keep their sizes" in off.output
-    assert ["decode/cpu", "cpu", "3", "3"] in [line.split()[:4] for line in off.output.splitlines()]
 
 
 def test_plan_of_a_file_that_the_api_server_would_refuse_says_the_same(

@@ -12,10 +12,9 @@ from pdcluster_operator.reconcile import apply_plan
 from pdcluster_operator.reconcile.write_conflicts import MAX_WRITES
 from pdcluster_schema.labels import MANAGED_BY
 from tests.apiserver.control_plane import ControlPlane
-from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
+from tests.apiserver.operator_stage import Scene
 from tests.apiserver.passes import Passes, passes_over
 from tests.apiserver.plain_api import PlainApi
-from tests.system.waiting import wait_for
 
 
 @pytest.fixture
@@ -78,9 +77,7 @@ async def test_a_cluster_that_was_replaced_unseen_is_found_and_served(
         assert (done.try_again, passes.uid) == (True, after)
         assert before != after
         # collected with their owner
-        wait_for(
-            lambda: not scene.everything(), DEADLINE_SECONDS, lambda: f"{[*scene.everything()]}"
-        )
+        scene.until(lambda: not scene.everything())
 
 
 async def test_a_cluster_that_was_deleted_unseen_is_forgotten(
@@ -143,23 +140,6 @@ async def test_a_certificate_secret_that_was_made_immutable_is_reported_with_wha
         assert "ServiceAccount (the chart" not in message
 
 
-async def test_the_first_status_is_written_once_by_the_reconcile_that_knows_the_children(
-    control_plane: ControlPlane, scene: Scene
-):
-    async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
-        first = await passes.one()
-        assert (first.wrote, first.requeue_after_seconds) == (True, 0.0)
-        assert "conditions" not in scene.status
-        await passes.until_written()
-        calls = passes.loop._reconciler.applier.client._metrics.calls.collect()[0].samples
-        assert [
-            sample.value
-            for sample in calls
-            if sample.name.endswith("_total")
-            and (sample.labels["verb"], sample.labels["kind"]) == ("patch", "PDCluster")
-        ] == [1.0]
-
-
 async def test_a_pdcluster_at_rest_is_not_looked_at_until_something_changed(
     control_plane: ControlPlane, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ):
@@ -214,13 +194,11 @@ async def test_recreate_waits_for_pods_that_no_watch_has_reported(
             f"/api/v1/namespaces/{scene.namespace}/pods/{scene.workload('decode')}-1",
         )
         # etcd's among them
-        wait_for(lambda: len(scene.pods()) == 4, DEADLINE_SECONDS, lambda: f"{scene.pods()}")
+        scene.until(lambda: len(scene.pods()) == 4)
         scene.api.merge(held, {"metadata": {"finalizers": ["example.com/hold"]}})
         scene.change(engine={"maxBatchedTokens": 512})
         await without_pods(passes)
-        wait_for(
-            lambda: num_pods(scene) == {old: 1}, DEADLINE_SECONDS, lambda: f"{num_pods(scene)}"
-        )
+        scene.until(lambda: num_pods(scene) == {old: 1})
         await without_pods(passes)
         assert num_pods(scene) == {old: 1}
         assert (
@@ -228,11 +206,7 @@ async def test_recreate_waits_for_pods_that_no_watch_has_reported(
             in scene.condition("Ready")["message"]
         )
         scene.api.merge(held, {"metadata": {"finalizers": []}})
-        wait_for(
-            lambda: old not in scene.children("StatefulSet"),
-            DEADLINE_SECONDS,
-            "it is gone with its last pod",
-        )
+        scene.until(lambda: old not in scene.children("StatefulSet"))
         await without_pods(passes)
         assert scene.replicas("decode") == 2
 

@@ -15,7 +15,7 @@ from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes
 from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
 from tests.apiserver.passes import Passes, passes_over
-from tests.apiserver.plain_api import Body, PlainApi
+from tests.apiserver.plain_api import PlainApi
 from tests.apiserver.registered import record_key, record_of
 from tests.system.etcd_server import EtcdServer
 from tests.system.waiting import wait_for
@@ -47,15 +47,6 @@ class Recorded:
         key = etcd_keys.worker_key(prefix, "decode", "cpu", pod)
         self.etcd.put(key, record_of("ready"))
         return key
-
-    def say(self, pod: str, disaggregation: Body) -> None:
-        """Let a decode worker's record speak of disaggregation."""
-        prefix = etcd_keys.workers_prefix(
-            self.scene.namespace, self.scene.name, self.scene.revision
-        )
-        self.etcd.put(
-            etcd_keys.worker_key(prefix, "decode", "cpu", pod), record_of("ready", disaggregation)
-        )
 
     def records(self) -> set[str]:
         return set(
@@ -92,7 +83,7 @@ async def recorded(
     scene.create(discovery={"etcd": {"endpoints": [etcd.endpoint]}})
     async with passes_over(plane.kubeconfig, namespace) as passes:
         await passes.until_written()
-        wait_for(lambda: len(scene.pods()) == 3, DEADLINE_SECONDS, lambda: f"{scene.pods()}")
+        scene.until(lambda: len(scene.pods()) == 3)
         for pod in scene.api.items(f"/api/v1/namespaces/{namespace}/pods"):
             etcd.put(record_key(namespace, pod["metadata"]), record_of("ready"))
         yield Recorded(scene, etcd, passes)
@@ -116,50 +107,6 @@ async def test_the_record_of_a_pod_that_does_not_exist_is_removed_and_those_of_p
             assert not (await there.passes.one()).wrote
 
 
-async def test_a_refused_pair_is_in_the_status_and_ready_stays(
-    control_plane: ControlPlane, namespace: str, etcd: EtcdServer
-):
-    with Nodes(PlainApi(control_plane.kubeconfig), namespace):
-        async with recorded(control_plane, namespace, etcd) as there:
-            await there.look()
-            assert there.scene.condition("Disaggregating")["status"] == "Unknown"
-            ready = there.scene.condition("Ready")
-            prefill, decode = (f"{there.scene.workload(role)}-0" for role in ("prefill", "decode"))
-            there.say(
-                decode,
-                {
-                    "transport": "tcp",
-                    "refused": [{"pod": prefill, "reason": "dtype differs"}],
-                    "num_refused": 1,
-                },
-            )
-            await there.look()
-
-            found = there.scene.condition("Disaggregating")
-            assert (found["status"], found["reason"]) == ("False", "PairRefused")
-            assert (
-                f"decode worker {decode} may not use prefill worker {prefill}" in found["message"]
-            )
-            assert there.scene.status["disaggregation"] == {
-                "transport": "tcp",
-                "numRefusedPairs": 1,
-                "refusedPairs": [{"decode": decode, "prefill": prefill, "reason": "dtype differs"}],
-            }
-            assert there.scene.condition("Ready") == ready
-            events = there.scene.api.items(f"/api/v1/namespaces/{namespace}/events")
-            assert [each["type"] for each in events if each["reason"] == "PairRefused"] == [
-                "Warning"
-            ]
-            there.say(decode, {"transport": "tcp", "long_prompts": 20, "remote_ratio": 1.0})
-            await there.look()
-            assert there.scene.condition("Disaggregating")["status"] == "True"
-            assert there.scene.status["disaggregation"] == {
-                "transport": "tcp",
-                "remoteShare": "100%",
-            }
-            assert not (await there.passes.one()).wrote
-
-
 async def test_a_pod_that_only_the_api_server_knows_keeps_its_record(
     control_plane: ControlPlane, namespace: str, etcd: EtcdServer
 ):
@@ -176,16 +123,6 @@ async def test_a_pod_that_only_the_api_server_knows_keeps_its_record(
         assert "stranger" in await there.look()
         await there.look()
         assert key in there.records()
-
-
-async def test_when_most_have_no_pod_none_is_removed(
-    control_plane: ControlPlane, namespace: str, etcd: EtcdServer
-):
-    async with recorded(control_plane, namespace, etcd) as there:
-        ghosts = {there.put(f"ghost-{number}") for number in range(4)}
-        assert "4 of 7 records in etcd have no pod" in await there.look()
-        await there.look()
-        assert ghosts <= there.records()
 
 
 async def test_while_etcd_is_away_nothing_is_written_again(

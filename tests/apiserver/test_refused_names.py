@@ -6,10 +6,9 @@ import pytest
 
 from pdcluster_operator.reconcile.write_conflicts import MAX_WRITES
 from tests.apiserver.control_plane import ControlPlane
-from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
+from tests.apiserver.operator_stage import Scene
 from tests.apiserver.passes import passes_over
 from tests.apiserver.plain_api import PlainApi
-from tests.system.waiting import wait_for
 
 FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
     "ServiceAccount": ("chat-pdc", {"apiVersion": "v1"}),
@@ -84,6 +83,4 @@ async def test_nothing_of_what_runs_is_changed_or_deleted_for_a_foreign_object(
     scene.api.delete(path)
     await pass_over(control_plane, scene)
     # Deleted in the foreground: it is there until the garbage collector has seen its pods go.
-    wait_for(
-        lambda: before not in scene.children("StatefulSet"), DEADLINE_SECONDS, f"{before} goes"
-    )
+    scene.until(lambda: before not in scene.children("StatefulSet"))

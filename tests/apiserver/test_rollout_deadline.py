@@ -75,7 +75,7 @@ class RollOut:
             )
             return budget if is_seen and status.get("disruptionsAllowed") == 1 else None
 
-        return wait_for(found, DEADLINE_SECONDS, lambda: f"{self.scene.api.get(path)}")
+        return self.scene.until(found)
 
     def evict(self, pod: str) -> None:
         """As `kubectl drain` does it.  Raises when a budget refuses."""
@@ -124,11 +124,7 @@ async def test_what_serves_can_be_evicted_and_a_revision_that_only_crashes_is_gi
     assert rolling.await_allowed(old)["spec"]["minAvailable"] == 1
     evicted = scene.pods()[f"{decode}-0"]
     rolling.evict(f"{decode}-0")
-    wait_for(
-        lambda: scene.pods().get(f"{decode}-0") not in (None, evicted),
-        DEADLINE_SECONDS,
-        lambda: f"{scene.pods()}",
-    )
+    scene.until(lambda: scene.pods().get(f"{decode}-0") not in (None, evicted))
     rolling.await_pods("True", "True", "True", "False", "False", "False")
 
     await rolling.look(599)

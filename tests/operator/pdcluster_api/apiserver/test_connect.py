@@ -14,6 +14,7 @@ from pdcluster_api.apiserver.client import ApiClient, ClientLimits
 from pdcluster_api.apiserver.connection import ApiConnection, ApiMetrics, Configuration, connect
 from pdcluster_api.apiserver.errors import UnavailableError
 from pdcluster_api.apiserver.kinds import SERVICE
+from pdcluster_api.errors import StartError
 from tests.operator.pdcluster_api.apiserver.answering_server import AnsweringServer, says
 
 BODY = {"metadata": {"name": "chat", "namespace": "x"}}
@@ -131,3 +132,24 @@ async def test_a_token_file_that_is_empty_for_a_moment_is_read_again(
                 await anext(client.lines(SERVICE, "x", {}, 1.0))
             token.write_text("second")
             assert await client.get(SERVICE, "x", "chat") == BODY
+
+
+@pytest.mark.parametrize("text", [None, "", "not: a kubeconfig", "{"])
+async def test_a_kubeconfig_that_cannot_be_used_is_named(tmp_path: Path, text: str | None):
+    path = tmp_path / "kubeconfig"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(
+        StartError,
+        match=r"kubeconfig .*kubeconfig cannot be used: (?s:.*); set KUBECONFIG to a working file",
+    ) as e:
+        await connect(path)
+    assert e.value.exit_code == 2
+
+
+async def test_without_a_kubeconfig_and_outside_a_pod_there_is_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(StartError, match="not in a pod with a ServiceAccount"):
+        await connect(None)

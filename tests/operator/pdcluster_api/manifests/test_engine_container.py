@@ -10,76 +10,20 @@ from threading import Thread
 
 import pytest
 
-from pdcluster_api.manifests.objects import Manifest, policy_name
+from pdcluster_api.manifests.objects import Manifest
 from pdcluster_api.manifests.vllm import GPU_REPORT
 from pdcluster_schema.ports import HTTP_PORT
-from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.manifests.rendering import (
     by_name,
-    cluster_of,
     engine_of,
     pod_of,
-    shared_of,
-    worker_of,
 )
-from tests.schema.object_cases import HUB, VOLUME, Change, at, both, vllm
-
-HUB_SOURCE = at("spec.model", HUB)
-ON_GPU = both(vllm(tensorParallelSize=4), at("spec.roles.decode.pools.0.gpu", "H100"))
-SIZES = at("spec.roles.decode.resources", {"requests": {"cpu": 8}, "limits": {"memory": "64Gi"}})
+from tests.schema.object_cases import VOLUME, Change, at, both, vllm
 
 
 def sidecar_of(*changes: Change) -> Manifest:
     containers = pod_of(*(changes or (vllm(),)))["spec"]["initContainers"]
     return by_name(containers)["engine"]
-
-
-def test_engine_is_a_sidecar_which_starts_before_the_server_and_ends_after_it() -> None:
-    pod = pod_of(vllm(), HUB_SOURCE)["spec"]
-
-    assert [each["name"] for each in pod["initContainers"]] == ["fetch-model", "engine"]
-    assert [each["name"] for each in pod["containers"]] == ["worker"]
-    assert sidecar_of()["restartPolicy"] == "Always"
-    # the server process starts beside it, and is ready when it is
-    assert "startupProbe" not in sidecar_of()
-
-
-def test_engine_gets_the_resources_of_the_role_and_the_server_little() -> None:
-    engine, server = sidecar_of(ON_GPU, SIZES), worker_of(ON_GPU, SIZES)
-
-    assert engine["resources"] == {
-        "requests": {"cpu": "8"},
-        "limits": {"memory": "64Gi", "nvidia.com/gpu": "4"},
-    }
-    assert server["resources"] == {"requests": {"cpu": "500m", "memory": "512Mi"}}
-
-
-def test_engine_has_the_model_shared_memory_and_a_folder_to_write() -> None:
-    pod = pod_of(vllm(), at("spec.model", VOLUME))["spec"]
-    volumes = by_name(pod["volumes"])
-    mounts = {
-        each["mountPath"]: each for each in by_name(pod["initContainers"])["engine"]["volumeMounts"]
-    }
-
-    assert set(mounts) == {"/tmp", "/models", "/dev/shm", "/etc/pdcluster/engine"}
-    assert mounts["/models"]["readOnly"] is True
-    assert mounts["/tmp"]["name"] != by_name(pod["containers"])["worker"]["volumeMounts"][0]["name"]
-    assert volumes[mounts["/dev/shm"]["name"]]["emptyDir"] == {
-        "medium": "Memory",
-        "sizeLimit": "8Gi",
-    }
-    assert all(each["name"] in volumes for each in mounts.values())
-
-
-def test_engine_runs_without_rights_and_without_a_home_in_its_image() -> None:
-    engine = sidecar_of()
-    env = {each["name"]: each.get("value") for each in engine["env"]}
-
-    assert engine["securityContext"] == worker_of()["securityContext"]
-    assert (env["HOME"], env["USER"]) == ("/tmp", "pdcluster")
-    # the kubelet puts a variable in where it stands before the one that names it
-    names = list(env)
-    assert names.index("POD_IP") < names.index("VLLM_NIXL_SIDE_CHANNEL_HOST")
 
 
 def test_image_is_stock_and_pulled_as_ours_is() -> None:
@@ -89,66 +33,6 @@ def test_image_is_stock_and_pulled_as_ours_is() -> None:
 
     assert (engine["image"], engine["imagePullPolicy"]) == ("vllm/vllm-openai:v0.32.0", "Never")
     assert pod["imagePullSecrets"] == [{"name": "regcred"}]
-
-
-def test_pod_template_reaches_the_engine_by_its_name() -> None:
-    secret = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
-    template = at(
-        "spec.podTemplate", {"spec": {"initContainers": [{"name": "engine", "env": [secret]}]}}
-    )
-    engine = sidecar_of(vllm(), template)
-
-    assert engine["env"][-1] == secret
-    assert engine["image"] == "vllm/vllm-openai:v0.32.0"
-
-
-def test_routers_have_no_engine() -> None:
-    router = at("spec.roles.router", {"pools": [{"name": "cpu", "replicas": 1}]})
-    pod = pod_of(vllm(), router, role="router")["spec"]
-
-    assert "initContainers" not in pod
-    assert "type" not in engine_of(vllm(), router, role="router")["engine"]
-
-
-def test_engine_file_names_the_engine_and_only_what_the_server_must_know() -> None:
-    given = vllm(maxSequences=9, kvCacheMemory="2Gi", args=["-q", "fp8"], blockSize=64)
-
-    assert engine_of(given)["engine"] == {
-        "type": "vllm",
-        "maxBatchedTokens": 2048,  # vLLM's own, on a CPU
-        "maxSequences": 9,
-        "blockSize": 64,
-        "vllm": {"taggedVersion": "0.32.0"},
-    }
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        vllm(),
-        vllm(image="vllm:2"),
-        vllm(args=["--enforce-eager"]),
-        vllm(env=[{"name": "A", "value": "1"}]),
-        vllm(command=["python3"]),
-    ],
-    ids=["type", "image", "args", "env", "command"],
-)
-def test_what_the_engine_is_made_of_is_another_revision(change: Change) -> None:
-    others = [revision_of(cluster_of(each).spec) for each in (change, lambda content: None)]
-    plain = revision_of(cluster_of(vllm()).spec)
-
-    assert len({*others, plain}) == (2 if others[0] == plain else 3)
-
-
-def test_workers_of_stock_engines_reach_each_other_at_any_port() -> None:
-    def peers(*changes: Change) -> dict[str, object]:
-        policy = shared_of(*changes)["NetworkPolicy", policy_name("chat")]
-        rule: dict[str, object] = policy["spec"]["ingress"][1]
-        return rule
-
-    assert "ports" not in peers(vllm())
-    assert peers(vllm())["from"] == peers()["from"]
-    assert "ports" in peers()
 
 
 class _Server(BaseHTTPRequestHandler):

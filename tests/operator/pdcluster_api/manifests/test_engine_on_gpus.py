@@ -22,13 +22,6 @@ def with_engine(**more: object) -> Change:
     return at("spec.podTemplate", {"spec": {"initContainers": [{"name": "engine", **more}]}})
 
 
-def test_shared_memory_grows_by_the_pod_template() -> None:
-    larger = {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}}
-    _, pod = engine_and_pod(at("spec.podTemplate", {"spec": {"volumes": [larger]}}))
-
-    assert by_name(pod["volumes"])["shared-memory"] == larger
-
-
 def test_token_of_the_hub_reaches_the_download_alone() -> None:
     hub = at("spec.model", {**HUB, "huggingFace": {**HUB["huggingFace"], "tokenSecret": "hub"}})
     engine, pod = engine_and_pod(hub)
@@ -68,11 +61,3 @@ def test_rdma_of_the_pod_template_is_added_to_what_is_rendered() -> None:
         "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
     }
     assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-
-
-def test_host_network_comes_by_the_pod_template() -> None:
-    given = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
-    engine, pod = engine_and_pod(at("spec.podTemplate", {"spec": given}))
-
-    assert given.items() <= pod.items()
-    assert variables(engine)["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "$(POD_IP)"

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from pdcluster_api.manifests.render import Manifest, RenderSettings, etcd_record_name, render_shared
-from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.service import EtcdSpec
 from tests.operator.pdcluster_api.manifests.rendering import (
     OWNER,
@@ -23,7 +22,6 @@ from tests.schema.object_cases import Change, at, both
 THREE = at("spec.discovery.etcd", {"replicas": 3, "storage": {"size": "2Gi", "className": "fast"}})
 KEPT = at("spec.discovery.etcd", {"storage": {"size": "2Gi", "retain": True}})
 KINDS = ("Deployment", "StatefulSet")
-EXTERNAL = at("spec.discovery.etcd", {"endpoints": ["etcd:2379"]})
 
 
 def runs_etcd(*changes: Change) -> Manifest:
@@ -74,14 +72,6 @@ def test_room_grows_with_the_workers_that_there_may_be() -> None:
     assert (quota, more) == (128, 192)
 
 
-def test_three_members_without_volumes_are_refused() -> None:
-    with pytest.raises(
-        InvalidObjectError,
-        match=r"etcd\.storage: is needed by 3 members.*give storage, or replicas: 1",
-    ):
-        cluster_of(at("spec.discovery.etcd", {"replicas": 3}))
-
-
 @pytest.mark.parametrize(
     ("change", "when_deleted"), [(THREE, "Delete"), (KEPT, "Retain")], ids=["removed", "retained"]
 )
@@ -112,10 +102,6 @@ def test_budget_is_for_three_only() -> None:
     budget = shared_of(THREE)["PodDisruptionBudget", "chat-etcd"]["spec"]
     assert budget["maxUnavailable"] == 1
     assert matches(budget["selector"], runs_etcd(THREE)["template"]["metadata"]["labels"])
-
-
-def test_given_endpoints_need_no_etcd() -> None:
-    assert not [name for _, name in shared_of(EXTERNAL) if "etcd" in name]
 
 
 def test_newer_operator_restarts_no_etcd() -> None:

@@ -57,10 +57,6 @@ def test_fetch_has_the_workers_resources_and_rights_but_not_its_accelerator() ->
     assert fetch["terminationMessagePolicy"] == "FallbackToLogsOnError"
 
 
-def test_token_is_not_given_to_the_worker() -> None:
-    assert "HF_TOKEN" not in by_name(pod_of(HUB)["spec"]["containers"][0]["env"])
-
-
 def test_token_is_under_the_key_of_either_custom() -> None:
     (fetch,) = pod_of(HUB)["spec"]["initContainers"]
     env = by_name(fetch["env"])

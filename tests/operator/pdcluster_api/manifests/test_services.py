@@ -2,9 +2,7 @@
 and contents.
 """
 
-import base64
-
-from pdcluster_api.manifests.render import render_shared, render_tls_secrets
+from pdcluster_api.manifests.render import render_shared
 from pdcluster_schema.workload import WorkloadId
 from tests.operator.pdcluster_api.manifests.rendering import (
     OWNER,
@@ -63,20 +61,6 @@ def test_pool_of_an_older_revision_behind_routers_has_the_role_that_it_had() -> 
     assert pool["spec"]["selector"]["matchLabels"]["pdcluster.io/role"] == "mixed"
 
 
-def test_headless_service_names_all_workers_and_no_etcd() -> None:
-    shared = shared_of()
-    spec = shared["Service", "chat-workers"]["spec"]
-
-    assert spec["clusterIP"] == "None"
-    assert spec["publishNotReadyAddresses"] is True
-    assert matches(spec["selector"], pod_of()["metadata"]["labels"])
-    assert matches(spec["selector"], pod_of(role="prefill")["metadata"]["labels"])
-    assert not matches(
-        spec["selector"],
-        shared["Deployment", "chat-etcd"]["spec"]["template"]["metadata"]["labels"],
-    )
-
-
 def test_each_workload_that_serves_has_a_budget_of_its_own() -> None:
     labels = pod_of(TWO_POOLS, pool="a")["metadata"]["labels"]
     workload = WorkloadId("chat", "decode", "a", labels["pdcluster.io/revision"])
@@ -89,28 +73,3 @@ def test_each_workload_that_serves_has_a_budget_of_its_own() -> None:
     assert matches(spec["selector"], labels)
     assert not matches(spec["selector"], {**labels, "pdcluster.io/revision": "ffffffff"})
     assert not matches(spec["selector"], pod_of(TWO_POOLS, pool="b")["metadata"]["labels"])
-
-
-def test_tls_secrets_hold_the_given_bytes_and_annotations() -> None:
-    ca, tls = render_tls_secrets(
-        OWNER,
-        {"tls.crt": b"CA", "tls.key": b"KEY"},
-        {"ca.crt": b"CA", "tls.crt": b"W", "tls.key": b"K"},
-        ca_annotations={"a": "1"},
-        tls_annotations={"b": "2"},
-    )
-
-    assert (ca["metadata"]["name"], tls["metadata"]["name"]) == ("chat-pdc-ca", "chat-pdc-tls")
-    assert {key: base64.b64decode(value) for key, value in ca["data"].items()} == {
-        "tls.crt": b"CA",
-        "tls.key": b"KEY",
-    }
-    assert {key: base64.b64decode(value) for key, value in tls["data"].items()} == {
-        "ca.crt": b"CA",
-        "tls.crt": b"W",
-        "tls.key": b"K",
-    }
-    assert (ca["metadata"]["annotations"], tls["metadata"]["annotations"]) == (
-        {"a": "1"},
-        {"b": "2"},
-    )

@@ -32,53 +32,45 @@ BASE: dict[str, Any] = {
     },
 }
 
+
+def spec(**fields: Any) -> dict[str, Any]:
+    return {"spec": fields}
+
+
+def worker(**fields: Any) -> dict[str, Any]:
+    return spec(containers=[{"name": "worker", **fields}])
+
+
 CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
     "a map is merged": (
         {"metadata": {"labels": {"b": "2"}}},
         "metadata.labels",
         {"a": "1", "b": "2"},
     ),
-    "a value is replaced": (
-        {"spec": {"serviceAccountName": "mine"}},
-        "spec.serviceAccountName",
-        "mine",
-    ),
+    "a value is replaced": (spec(serviceAccountName="mine"), "spec.serviceAccountName", "mine"),
     "null removes": (
-        {"spec": {"serviceAccountName": None}},
+        spec(serviceAccountName=None),
         "spec",
         {key: BASE["spec"][key] for key in BASE["spec"] if key != "serviceAccountName"},
     ),
     "a plain list is replaced": (
-        {"spec": {"tolerations": [{"key": "x"}]}},
+        spec(tolerations=[{"key": "x"}]),
         "spec.tolerations",
         [{"key": "x"}],
     ),
-    "a command is replaced": (
-        {"spec": {"containers": [{"name": "worker", "command": ["sh"]}]}},
-        "spec.containers.0.command",
-        ["sh"],
-    ),
+    "a command is replaced": (worker(command=["sh"]), "spec.containers.0.command", ["sh"]),
     "a container is merged by name": (
-        {"spec": {"containers": [{"name": "worker", "image": "w:2"}]}},
+        worker(image="w:2"),
         "spec.containers.0.env",
         BASE["spec"]["containers"][0]["env"],
     ),
     "a new container comes last": (
-        {"spec": {"containers": [{"name": "side", "image": "s:1"}]}},
+        spec(containers=[{"name": "side", "image": "s:1"}]),
         "spec.containers.1",
         {"name": "side", "image": "s:1"},
     ),
     "a variable by name": (
-        {
-            "spec": {
-                "containers": [
-                    {
-                        "name": "worker",
-                        "env": [{"name": "A", "value": "2"}, {"name": "B", "value": "3"}],
-                    }
-                ]
-            }
-        },
+        worker(env=[{"name": "A", "value": "2"}, {"name": "B", "value": "3"}]),
         "spec.containers.0.env",
         [
             {"name": "HOME", "value": "/tmp"},
@@ -87,35 +79,21 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
         ],
     ),
     "a mount by its path": (
-        {
-            "spec": {
-                "containers": [
-                    {"name": "worker", "volumeMounts": [{"name": "fast", "mountPath": "/tmp"}]}
-                ]
-            }
-        },
+        worker(volumeMounts=[{"name": "fast", "mountPath": "/tmp"}]),
         "spec.containers.0.volumeMounts",
         [{"name": "fast", "mountPath": "/tmp"}],
     ),
     "a port by its number": (
-        {
-            "spec": {
-                "containers": [
-                    {"name": "worker", "ports": [{"containerPort": 8000, "hostPort": 80}]}
-                ]
-            }
-        },
+        worker(ports=[{"containerPort": 8000, "hostPort": 80}]),
         "spec.containers.0.ports",
         [{"name": "http", "containerPort": 8000, "hostPort": 80}],
     ),
     "a spread by key and mode": (
-        {
-            "spec": {
-                "topologySpreadConstraints": [
-                    {"topologyKey": "host", "whenUnsatisfiable": "DoNotSchedule"}
-                ]
-            }
-        },
+        spec(
+            topologySpreadConstraints=[
+                {"topologyKey": "host", "whenUnsatisfiable": "DoNotSchedule"}
+            ]
+        ),
         "spec.topologySpreadConstraints",
         [
             *BASE["spec"]["topologySpreadConstraints"],
@@ -123,47 +101,41 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
         ],
     ),
     "the same spread": (
-        {
-            "spec": {
-                "topologySpreadConstraints": [
-                    {"topologyKey": "host", "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 2}
-                ]
-            }
-        },
+        spec(
+            topologySpreadConstraints=[
+                {"topologyKey": "host", "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 2}
+            ]
+        ),
         "spec.topologySpreadConstraints",
         [{"topologyKey": "host", "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 2}],
     ),
     "another source of a volume": (
-        {"spec": {"volumes": [{"name": "tmp", "hostPath": {"path": "/x"}}]}},
+        spec(volumes=[{"name": "tmp", "hostPath": {"path": "/x"}}]),
         "spec.volumes",
         [{"name": "tmp", "hostPath": {"path": "/x"}}],
     ),
     "more of a volume's source": (
-        {"spec": {"volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}]}},
+        spec(volumes=[{"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}]),
         "spec.volumes",
         [{"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}],
     ),
     "another action of a probe": (
-        {
-            "spec": {
-                "containers": [{"name": "worker", "livenessProbe": {"exec": {"command": ["true"]}}}]
-            }
-        },
+        worker(livenessProbe={"exec": {"command": ["true"]}}),
         "spec.containers.0.livenessProbe",
         {"exec": {"command": ["true"]}, "periodSeconds": 10},
     ),
     "more of a probe's action": (
-        {"spec": {"containers": [{"name": "worker", "livenessProbe": {"httpGet": {"port": 1}}}]}},
+        worker(livenessProbe={"httpGet": {"port": 1}}),
         "spec.containers.0.livenessProbe",
         {"httpGet": {"path": "/health", "port": 1}, "periodSeconds": 10},
     ),
     "delete an item": (
-        {"spec": {"containers": [{"name": "worker", "env": [{"name": "A", "$patch": "delete"}]}]}},
+        worker(env=[{"name": "A", "$patch": "delete"}]),
         "spec.containers.0.env",
         [{"name": "HOME", "value": "/tmp"}],
     ),
     "delete what is not there": (
-        {"spec": {"volumes": [{"name": "no", "$patch": "delete"}]}},
+        spec(volumes=[{"name": "no", "$patch": "delete"}]),
         "spec.volumes",
         BASE["spec"]["volumes"],
     ),
@@ -174,38 +146,28 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
     ),
     "delete a map": ({"metadata": {"labels": {"$patch": "delete"}}}, "metadata.labels", {}),
     "replace a list": (
-        {"spec": {"volumes": [{"$patch": "replace"}, {"name": "b", "emptyDir": {}}]}},
+        spec(volumes=[{"$patch": "replace"}, {"name": "b", "emptyDir": {}}]),
         "spec.volumes",
         [{"name": "b", "emptyDir": {}}],
     ),
     "replace an item": (
-        {
-            "spec": {
-                "containers": [
-                    {"name": "worker", "livenessProbe": {"$patch": "replace", "periodSeconds": 1}}
-                ]
-            }
-        },
+        worker(livenessProbe={"$patch": "replace", "periodSeconds": 1}),
         "spec.containers.0.livenessProbe",
         {"periodSeconds": 1},
     ),
     "an item without its key is left to the API server": (
-        {"spec": {"volumes": [{"emptyDir": {}}]}},
+        spec(volumes=[{"emptyDir": {}}]),
         "spec.volumes.1",
         {"emptyDir": {}},
     ),
-    "no object is left to the API server": (
-        {"spec": {"volumes": ["tmp"]}},
-        "spec.volumes.1",
-        "tmp",
-    ),
+    "no object is left to the API server": (spec(volumes=["tmp"]), "spec.volumes.1", "tmp"),
     "a wrong type is left to the API server": (
-        {"spec": {"containers": "worker"}},
+        spec(containers="worker"),
         "spec.containers",
         "worker",
     ),
     "new maps lose their nulls and directives": (
-        {"spec": {"affinity": {"a": None, "b": {"$patch": "replace", "c": 1}}}},
+        spec(affinity={"a": None, "b": {"$patch": "replace", "c": 1}}),
         "spec.affinity",
         {"b": {"c": 1}},
     ),

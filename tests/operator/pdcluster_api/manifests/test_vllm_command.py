@@ -139,23 +139,6 @@ def test_ranks_share_what_a_worker_has_behind_one_server() -> None:
     assert "--kv-cache-memory-bytes" not in on_gpu
 
 
-WIDE = [
-    "--enable-expert-parallel",
-    "--enable-eplb",
-    "--eplb-config",
-    '{"window_size":1000,"num_redundant_experts":32}',
-    "--all2all-backend=deepep_low_latency",
-    "--enable-dbo",
-    "--dbo-decode-token-threshold=32",
-]
-
-
-def test_flags_of_wide_expert_parallelism_are_passed_on() -> None:
-    line = line_of(vllm(args=WIDE, dataParallelSize=8))
-
-    assert line[3 : 3 + len(WIDE)] == WIDE
-
-
 @pytest.mark.parametrize(
     ("change", "flags"),
     [

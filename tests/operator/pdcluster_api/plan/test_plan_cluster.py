@@ -50,18 +50,6 @@ def test_a_pool_comes_and_goes_without_a_new_revision():
     assert [scaler.pool for scaler in shrunk.scalers] == ["cpu", "cpu"]
 
 
-def test_a_scaled_pool_keeps_its_size_through_a_roll_out():
-    scalers = [ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 5, 2)]
-    live = [workload(identity(A, "prefill"), 1), workload(identity(A), 5)]
-    plan = plan_all(NEXT, running(CLUSTER, scalers=scalers, workloads=live), NOW)
-    assert sizes(plan) == {
-        ("prefill", "cpu", B): 1,
-        ("decode", "cpu", B): 5,
-        ("prefill", "cpu", A): 1,
-        ("decode", "cpu", A): 5,
-    }
-
-
 def test_scaling_up_in_a_roll_out_is_for_both_and_scaling_down_waits_for_the_switch():
     scalers = [ScalerState("prefill", "cpu", 0, 1), ScalerState("decode", "cpu", 7, 2)]
     plan = plan_all(NEXT, running(CLUSTER, scalers=scalers), NOW)
@@ -71,19 +59,6 @@ def test_scaling_up_in_a_roll_out_is_for_both_and_scaling_down_waits_for_the_swi
         ("prefill", "cpu", A): 1,
         ("decode", "cpu", A): 7,
     }
-
-
-def test_a_lower_replicas_that_comes_with_a_new_revision_takes_no_worker_from_what_serves():
-    smaller = make_cluster(decode=[pool(1)], engine=65)
-    there = SimulatedCluster(broken={revision_of(smaller.spec)})
-    there.settle(CLUSTER)
-    plan = there.settle(smaller)
-    assert (
-        sizes(plan)[("decode", "cpu", A)],
-        sizes(plan)[("decode", "cpu", revision_of(smaller.spec))],
-    ) == (2, 1)
-    there.broken.clear()
-    assert sizes(there.settle(smaller)) == {("prefill", "cpu", B): 1, ("decode", "cpu", B): 1}
 
 
 @pytest.mark.parametrize("by_hand", [1, 9])
@@ -314,39 +289,3 @@ def test_recreate_from_end_to_end():
     there = SimulatedCluster()
     there.settle(CLUSTER)
     assert walk(there, make_cluster(engine=65, strategy="Recreate")) == [(A, set()), (B, {B})]
-
-
-def test_a_third_revision_replaces_a_target_that_fails():
-    third = make_cluster(engine=66)
-    there = SimulatedCluster(broken={B})
-    there.settle(CLUSTER)
-    there.settle(NEXT)
-    assert (there.service, {each.revision for each in there.sets}) == (A, {A, B})
-    c = revision_of(third.spec)
-    assert walk(there, third) == [(A, {A, c}), (c, {A, c}), (c, {c})]
-
-
-def test_going_back_drops_a_target_that_fails_and_touches_nothing_else():
-    there = SimulatedCluster(broken={B})
-    there.settle(CLUSTER)
-    there.settle(NEXT)
-    serving = {each: pods for each, pods in there.pods.items() if each.revision == A}
-    assert walk(there, CLUSTER) == [(A, {A})]
-    assert {each: pods for each, pods in there.pods.items() if each.revision == A} == serving
-
-
-def test_the_old_workers_stay_while_the_service_cannot_be_written():
-    there = SimulatedCluster()
-    there.settle(CLUSTER)
-    there.service_refused = True
-    there.settle(NEXT)
-    assert (there.service, {each.revision for each in there.sets}) == (A, {A, B})
-    there.service_refused = False
-    assert walk(there, NEXT)[-1] == (B, {B})
-
-
-def test_an_operator_that_dies_in_the_middle_goes_on_where_it_was():
-    there = SimulatedCluster()
-    there.settle(CLUSTER)
-    there.carry_out(there.plan(NEXT), crash=True)
-    assert walk(there, NEXT) == [(A, {A, B}), (B, {A, B}), (B, {B})]

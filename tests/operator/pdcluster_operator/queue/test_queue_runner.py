@@ -139,11 +139,6 @@ async def test_a_key_that_comes_while_the_runner_sleeps_is_begun_while_other_wor
             assert await rig.begin() == [B]
 
 
-async def test_more_is_begun_while_other_work_waits():
-    async with running(3, A, B, C, waits_seconds=0.01) as rig:
-        assert await rig.begin(3) == [A, B, C]
-
-
 async def test_a_key_that_is_due_by_its_time_waits_for_the_end_of_work_too():
     async with running(1, A) as rig:
         await rig.begin()

@@ -148,12 +148,3 @@ def test_times_that_no_longer_count_are_not_kept():
         queue.succeeded("a", now, requeue_after_seconds=1e6)
     assert queue.next_at() == 999 + 1e6
     assert len(queue._times) < 100
-
-
-def test_an_earlier_time_replaces_a_later_one_and_a_later_one_changes_nothing():
-    queue = make_queue()
-    for when in (5.0, 3.0, 4.0):
-        queue.add_at("a", when)
-    assert queue.next_at() == 3.0
-    assert [queue.take(3.0), queue.take(9.0)] == ["a", None]
-    assert queue.next_at() is None

@@ -11,10 +11,8 @@ from prometheus_client import CollectorRegistry
 
 from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.apiserver.observe import Live, observe
-from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.observed.state import Observed
 from pdcluster_operator.informer.cache import Cache
-from pdcluster_operator.reconcile import autoscaling
 from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
 from pdcluster_operator.scrape.scraper import ScrapeMetrics, Scraper
@@ -162,22 +160,6 @@ async def test_every_round_with_news_makes_its_cluster_due_and_is_decided_on_onc
     assert follow(scene) is None
     await scene.until(lambda: len(scene.due) == 2)
     assert follow(scene) is not None
-
-
-async def test_a_round_decides_once_and_no_reconcile_does(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outcomes = []
-    monkeypatch.setattr(
-        autoscaling, "decide", lambda *given: outcomes.append(decide(*given)) or outcomes[-1]
-    )
-    scene.put(worker("decode", scene.revision))
-    follow(scene)
-    await scene.until(lambda: scene.due)
-
-    assert follow(scene) is outcomes[0].decision
-    assert follow(scene) is None
-    assert len(outcomes) == 1
 
 
 @pytest.mark.parametrize("change", ["generation", "workloads", "serving revision"])

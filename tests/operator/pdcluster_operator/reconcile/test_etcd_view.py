@@ -645,15 +645,6 @@ async def test_a_read_that_is_cut_short_for_a_reconcile_leaves_the_judgement_to_
     assert await world.view.error(GIVEN) is None
 
 
-async def test_a_dead_endpoint_keeps_no_reconcile_for_long(
-    world: World, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(room, "FIRST_READ_TIMEOUT_SECONDS", 0.01)
-    world.etcd.answers.clear()
-    assert await world.view.error(GIVEN) == GIVEN.silence
-    world.view.stop()
-
-
 async def test_slow_etcds_do_not_add_up_and_each_answers_when_it_can(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):

@@ -78,17 +78,6 @@ def test_worker_that_misses_keeps_its_numbers_until_it_has_missed_too_many():
     assert windows.stale() == {"p-0": MISS}
 
 
-def test_worker_that_never_answered_counts_for_nothing_and_becomes_stale():
-    who = target("p-0")
-    windows = rounds_of(*([bad(5.0 * number, who)] for number in range(4)))
-
-    samples = windows.pools()[PREFILL]
-
-    assert [(sample.workers, sample.stale) for sample in samples] == [((), ())] * 3 + [
-        ((), ("p-0",))
-    ]
-
-
 def test_good_answer_ends_misses_and_rates_go_over_the_gap():
     who = target("p-0")
     windows = rounds_of(

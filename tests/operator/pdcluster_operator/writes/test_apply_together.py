@@ -75,20 +75,6 @@ async def test_secrets_keep_their_order():
     assert store.order[-1] == "Secret chat-tls"
 
 
-async def test_what_an_authority_has_signed_is_not_written_when_the_authority_is_refused():
-    authority = {
-        **objects.secret(OWNER),
-        "metadata": {**objects.secret(OWNER)["metadata"], "name": "chat-ca"},
-    }
-    store = Store(refused={"Secret chat-ca": 403})
-    async with store.serve() as server:
-        failures = await apply(
-            server.client, making(objects.secret(OWNER), authority, objects.config_map(OWNER))
-        )
-    assert [failure.object for failure in failures] == ["Secret chat-ca"]
-    assert sorted(store.order) == ["ConfigMap chat-policy", "Secret chat-ca"]
-
-
 async def test_a_refused_authority_holds_back_no_other_pair():
     names = ("chat-ca", "chat-pdc-ca", "chat-pdc-tls", "chat-tls")
     pairs = [
@@ -135,14 +121,6 @@ async def test_an_object_that_keeps_changing_is_reported_at_the_end_with_what_wa
         "ConfigMap chat-02": 1,
         "Service chat": 1,
     }
-
-
-async def test_a_server_that_cannot_be_used_ends_the_pass_before_the_next_stage():
-    store = Store(refused={"ConfigMap chat-policy": 503})
-    async with store.serve() as server:
-        with pytest.raises(UnavailableError):
-            await apply(server.client, making())
-    assert not [name for name in store.order if name.startswith("StatefulSet")]
 
 
 async def test_a_server_that_cannot_be_used_gets_no_more_calls():

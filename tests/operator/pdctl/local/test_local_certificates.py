@@ -35,15 +35,6 @@ def test_certificates_serve_both_ends_of_mutual_tls(name: str, certificates: Cer
     )
 
 
-def test_certificates_name_no_other_host(certificates: Certificates) -> None:
-    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
-        handshake(
-            context(certificates, ssl.PROTOCOL_TLS_SERVER, certificates),
-            context(certificates, ssl.PROTOCOL_TLS_CLIENT, certificates),
-            "other.pdcluster",
-        )
-
-
 def test_certificates_of_another_run_are_refused(
     certificates: Certificates, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
-from pdctl.preview.differences import changed_fields, identity_faults, immutable_faults
+from pdctl.preview.differences import changed_fields
 from pdctl.preview.preview import (
     Accelerators,
     Effect,
@@ -21,7 +21,7 @@ from pdctl.preview.preview import (
     steady_state,
 )
 from tests.operator.pdcluster_api.plan.clusters import NOW, identity, make_cluster, pool, workload
-from tests.schema.object_cases import NIGHT, Change, at, both, minimal, no_change
+from tests.schema.object_cases import NIGHT, Change, at, both, minimal
 from tests.schema.revision_cases import ROLLS, STAYS
 
 B200 = {"gpu": "B200"}
@@ -42,14 +42,6 @@ def of_files(old: PDCluster, new: PDCluster) -> Preview:
 
 def accelerators(found: Preview) -> dict[str, tuple[int, int, int]]:
     return {each.gpu: (each.now, each.meanwhile, each.after) for each in found.accelerators}
-
-
-def test_the_same_file_changes_nothing():
-    cluster = make_cluster()
-    found = of_files(cluster, cluster)
-
-    assert (found.changes, found.is_rollout, found.refused) == ((), False, ())
-    assert accelerators(found) == {"cpu": (3, 3, 3)}
 
 
 def test_a_default_that_is_written_out_is_no_change():
@@ -145,15 +137,6 @@ def test_numbers_of_a_type_may_change_and_end_no_worker():
     assert found.refused == ()
 
 
-def test_blue_green_needs_a_second_set_of_accelerators():
-    old = make_cluster(prefill=[pool(4, **B200)], decode=[pool(8, gpu="B300")])
-    new = make_cluster(prefill=[pool(4, **B200)], decode=[pool(8, gpu="B300")], engine=32)
-    found = of_files(old, new)
-
-    assert accelerators(found) == {"B200": (4, 8, 4), "B300": (8, 16, 8)}
-    assert [each.extra for each in found.accelerators] == [4, 8]
-
-
 def test_a_worker_counts_with_all_its_accelerators():
     """Eight of a pool's own, or one for each rank, and in the old revision, which grows too, as
     many as it had.
@@ -186,13 +169,6 @@ def test_what_a_roll_out_needs_beyond_the_budget_is_shown_before_it_begins():
     assert of_files(scaled("BlueGreen"), scaled("BlueGreen")).problems == ()
 
 
-def test_recreate_takes_no_accelerators_for_two_revisions():
-    old = make_cluster(prefill=[pool(4, **B200)], strategy="Recreate")
-    new = make_cluster(prefill=[pool(5, **B200)], strategy="Recreate", engine=32)
-
-    assert accelerators(of_files(old, new)) == {"B200": (4, 5, 5), "cpu": (2, 2, 2)}
-
-
 def test_a_stateful_set_that_is_being_deleted_holds_what_its_pods_hold_and_no_more():
     old = make_cluster(decode=[pool(4)], strategy="Recreate")
     new = make_cluster(decode=[pool(4)], strategy="Recreate", engine=32)
@@ -201,21 +177,6 @@ def test_a_stateful_set_that_is_being_deleted_holds_what_its_pods_hold_and_no_mo
     assert accelerators(preview(new, old, replace(steady_state(old), workloads=[going]), NOW)) == {
         "cpu": (1, 5, 5)
     }
-
-
-def test_pools_come_and_go_and_change_their_size():
-    old = make_cluster(prefill=[pool(2, "a"), pool(1, "b", gpu="H100")])
-    new = make_cluster(prefill=[pool(3, "a"), pool(1, "c", **B200)])
-    found = of_files(old, new)
-
-    assert not found.is_rollout
-    assert found.pools == (
-        PoolChange(("prefill", "a"), "cpu", 2, 3),
-        PoolChange(("prefill", "c"), "B200", None, 1),
-        PoolChange(("decode", "cpu"), "cpu", 2, 2),
-        PoolChange(("prefill", "b"), "H100", 1, None),
-    )
-    assert accelerators(found) == {"B200": (0, 1, 1), "H100": (1, 1, 0), "cpu": (4, 5, 5)}
 
 
 def test_a_scale_stays_where_the_file_says_nothing_new_and_goes_where_it_does():
@@ -386,47 +347,6 @@ def test_an_object_that_cannot_be_read_is_judged_by_what_serves():
     found = preview(make_cluster(engine=32), None, steady_state(old), NOW)
 
     assert (found.before, found.is_rollout, found.changes) == (revision_of(old.spec), True, ())
-
-
-STORED = at("spec.discovery.etcd", {"replicas": 3, "storage": {"size": "1Gi"}})
-
-
-@pytest.mark.parametrize(
-    ("before", "path", "value", "refused"),
-    [
-        (no_change, "roles.decode.pools.0.gpu", "B300", "roles.decode.pools[0].gpu"),
-        (
-            at("spec.roles.decode.pools.0.gpu", "B200"),
-            "roles.decode.pools.0.gpusPerReplica",
-            8,
-            "roles.decode.pools[0].gpusPerReplica",
-        ),
-        (no_change, "discovery.etcd.endpoints", ["a:1"], "discovery.etcd.endpoints"),
-        (STORED, "discovery.etcd.replicas", 1, "discovery.etcd.replicas"),
-        (
-            at("spec.accelerators.MI300", {"resource": "amd.com/gpu"}),
-            "accelerators.MI300.nodeLabels",
-            {"a.b/c": "d"},
-            "accelerators.MI300",
-        ),
-        (STORED, "discovery.etcd.storage.size", "2Gi", "discovery.etcd.storage"),
-    ],
-)
-def test_what_cannot_change_is_refused(before: Change, path: str, value: Any, refused: str):
-    old, new = changed(at(f"spec.{path}", value), before)
-
-    assert [fault.path for fault in of_files(old, new).refused] == [f"spec.{refused}"]
-    assert immutable_faults(old, old) == ()
-
-
-def test_two_files_must_be_of_one_object():
-    old, new = changed(both(at("metadata.name", "talk"), at("metadata.namespace", "other")))
-
-    assert [fault.path for fault in identity_faults(old, new)] == [
-        "metadata.name",
-        "metadata.namespace",
-    ]
-    assert identity_faults(old, old) == ()
 
 
 def test_lists_without_names_are_compared_as_a_whole():

@@ -1,12 +1,10 @@
 """The picture of a replay: a small PNG, and what is said without the library."""
 
-from importlib import util
 from pathlib import Path
 
 import pytest
 
-from pdcluster_api.errors import StartError
-from pdctl.replay.plot import draw, require_matplotlib
+from pdctl.replay.plot import draw
 from pdctl.replay.run import replay
 from tests.operator.pdctl.replay.small_replays import SPEEDS, make_spec, steady
 
@@ -24,18 +22,3 @@ def test_picture_is_a_small_png(hours: float, tmp_path: Path):
 
     assert content.startswith(b"\x89PNG\r\n")
     assert 5_000 < len(content) < 100_000
-
-
-def test_without_matplotlib_its_install_is_named(monkeypatch: pytest.MonkeyPatch):
-    require_matplotlib()
-    monkeypatch.setattr(
-        "pdctl.replay.plot.find_spec",
-        lambda name: None if name == "matplotlib" else util.find_spec(name),
-    )
-
-    with pytest.raises(
-        StartError,
-        match=r"pip install matplotlib, or go without with --no-plot",
-    ) as caught:
-        require_matplotlib()
-    assert caught.value.exit_code == 1

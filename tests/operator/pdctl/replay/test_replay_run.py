@@ -3,21 +3,17 @@
 import csv
 import io
 import itertools
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pdcluster_api.errors import InvalidTraceError, StartError
 from pdcluster_schema.faults import InvalidObjectError
-from pdcluster_schema.load import load
 from pdctl.replay.queueing import Speeds, share_of_first
 from pdctl.replay.report import summarize, summary_lines, write_table
 from pdctl.replay.run import Moment, replay
-from pdctl.replay.trace import Trace, TraceLoad, read_trace
+from pdctl.replay.trace import Trace, TraceLoad
 from tests.operator.pdctl.replay.small_replays import SPEEDS, make_spec, steady
-
-TRACES = Path(__file__).parents[4] / "examples" / "traces"
 
 
 def sizes(moments: list[Moment], role: str) -> list[int]:
@@ -91,12 +87,6 @@ def test_the_mode_does_not_matter():
     )
 
     assert sizes(on, "prefill") == sizes(off, "prefill") != [1] * len(on)
-
-
-def test_the_same_trace_gives_the_same_replay():
-    assert list(replay(make_spec(), steady(6.0, 120.0), SPEEDS)) == list(
-        replay(make_spec(), steady(6.0, 120.0), SPEEDS)
-    )
 
 
 def test_a_pool_of_faster_accelerators_serves_more():
@@ -182,18 +172,6 @@ def test_workers_of_eight_accelerators_count_and_compute_as_eight():
     assert shares == [1.0, 8.0]
 
 
-def test_figures_are_printed():
-    spec = make_spec(budget={"total": 2}, ratio={"min": 3.0})
-    lines = summary_lines(summarize(list(replay(spec, steady(20.0, 60.0), SPEEDS)), 5.0))
-    text = "\n".join(lines)
-
-    assert lines[0] == "0.0 hours, 1200 requests"
-    assert "accelerator hours    0.0 H100 (100% of the greatest size kept all the time)" in lines
-    assert "time over threshold  prefill" in text
-    assert "requests wait: the trace ends under load" in text
-    assert "stood in the way     RatioConstraintViolated for 100.0% of the time" in lines
-
-
 def test_streams_that_a_limit_cut_are_printed():
     moments = list(replay(make_spec(), steady(1.0, 60.0), SPEEDS))
     found = summarize(moments, 5.0)
@@ -219,56 +197,3 @@ def test_table_has_a_row_for_each_interval_with_its_decision():
     } <= set(rows[0])
     changed = next(row for row in rows if row["decision"])
     assert changed["decision"].startswith("prefill/x 1 to ")
-
-
-def test_every_change_is_explained_by_its_record():
-    moments = list(replay(make_spec(), steady(6.0, 300.0), SPEEDS))
-    for before, after in itertools.pairwise(moments):
-        changed = {
-            key for key in before.pools if before.pools[key].replicas != after.pools[key].replicas
-        }
-        steps = (
-            {}
-            if before.record is None
-            else {step.subject: step.after for step in before.record.steps}
-        )
-        assert {f"{role}/{pool}" for role, pool in changed} <= set(steps)
-
-
-@pytest.mark.parametrize("name", ["step-burst", "prompt-to-output-heavy"])
-def test_shipped_traces_replay_on_their_object(name: str):
-    spec = load(TRACES / "llm-70b.yaml").spec
-    moments = list(replay(spec, read_trace(TRACES / f"{name}.csv"), Speeds()))
-    found = summarize(moments, float(spec.autoscale.interval_seconds))
-
-    assert found.unserved < 1.0
-    assert found.changes_per_hour < 15.0
-    assert all(hours < found.fixed_hours[gpu] for gpu, hours in found.accelerator_hours.items())
-    roles = {
-        step.subject
-        for moment in moments
-        if moment.record
-        for step in moment.record.steps
-        if "/" in step.subject
-    }
-    assert roles == {"prefill/b200", "decode/b300"}
-
-
-def test_a_backlog_that_is_being_worked_off_asks_for_no_more():
-    """Both queues of the burst are over their thresholds for a minute after there are enough
-    workers.
-    """
-    spec = load(TRACES / "llm-70b.yaml").spec
-    moments = list(replay(spec, read_trace(TRACES / "step-burst.csv"), Speeds()))
-    most = {
-        role: max(moment.pools[role, pool].replicas for moment in moments)
-        for role, pool in (("prefill", "b200"), ("decode", "b300"))
-    }
-
-    assert max(moment.prefill_queue_requests for moment in moments) > 1000.0
-    assert most == {"prefill": 7, "decode": 5}
-    assert (
-        max(moment.demand["prefill"] for moment in moments) / spec.autoscale.prefill.utilization_up
-        < 7
-    )
-    assert sum(moment.prefill_queue_requests > 8.0 for moment in moments) * 5.0 < 300.0

@@ -1,11 +1,7 @@
 """Budget, price and ratio count the accelerators of a worker, of which it may have several."""
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.pools import ALL, WORKERS, Budget, Pool
@@ -15,7 +11,6 @@ from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.values import MAX_WORKERS
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     CALM,
-    IDLE,
     D,
     P,
     facts_of,
@@ -28,19 +23,7 @@ from tests.operator.pdcluster_api.plan.autoscale.worlds import (
 
 CROWDED = replace(CALM, kv_cache_usage_ratio=0.99, num_requests_waiting=500.0)
 HOT = replace(CROWDED, engine_busy_ratio=0.99, prefill_queue_requests=500.0)
-LOADS = {"idle": IDLE, "calm": CALM, "hot": HOT}
 EIGHT = {"gpu": "B200", "gpusPerReplica": 8}
-
-
-def accelerators(spec: PDClusterSpec, replicas: Any) -> Counter[str]:
-    """Accelerators of a decision, by type and in all."""
-    sums = Counter[str]()
-    for role, declared in spec.roles.present().items():
-        for each in declared.pools:
-            number = replicas[role, each.name] * (each.gpus_per_replica or 1)
-            sums[each.gpu] += number
-            sums["total"] += number
-    return sums
 
 
 def settled(spec: PDClusterSpec, **workers: Any) -> Any:
@@ -108,15 +91,6 @@ def test_pods_that_end_hold_all_their_accelerators() -> None:
     assert why == "34 of 34 accelerators are held or asked for, 16 by pods that end"
 
 
-def test_pods_of_pools_that_are_gone_count_with_their_own_number() -> None:
-    spec = make_spec(prefill=[pool(1)], decode=[pool(2)], budget={"total": 20})
-    gone = PoolFacts("decode", "old", "B200", 0, 2, 0, ending=2, gpus_per_replica=8)
-
-    outcome = see(spec, [*facts_of(spec), gone], decode=CROWDED)
-
-    assert outcome.decision.replicas == {P: 1, D: 3}
-
-
 def test_routers_hold_no_accelerator_of_the_budget() -> None:
     spec = make_spec(prefill=[pool(1, **EIGHT)], decode=[pool(1, **EIGHT)], budget={"total": 16})
     router = PoolFacts("router", "front", "cpu", 2, 2, 2)
@@ -135,15 +109,6 @@ def test_another_revision_counts_with_the_number_that_it_had() -> None:
 
     assert see(spec, facts, decode=CROWDED).decision.replicas == {P: 1, D: 1}
     assert see(spec, facts, prefill=HOT).decision.replicas == {P: 2, D: 1}
-
-
-def test_a_lowered_budget_takes_workers_until_their_accelerators_fit() -> None:
-    spec = make_spec(prefill=[pool(2, **EIGHT)], decode=[pool(3, **EIGHT)], budget={"total": 25})
-
-    outcome = see(spec)
-
-    assert outcome.decision.replicas == {P: 1, D: 2}
-    assert "40 of 25" in step_of(outcome, rules.BUDGET, "decode/x").why
 
 
 def test_small_workers_stay_where_one_of_many_accelerators_gives_way() -> None:
@@ -211,72 +176,3 @@ def test_both_the_workers_and_the_accelerators_of_an_object_are_limited() -> Non
     assert Budget.of(BudgetSpec(), [], pools).limits == {WORKERS: MAX_WORKERS}
     spec = BudgetSpec(total=MAX_WORKERS * 8)
     assert Budget.of(spec, [], pools).limits == {ALL: MAX_WORKERS * 8, WORKERS: MAX_WORKERS}
-
-
-@st.composite
-def worlds(draw: st.DrawFn) -> tuple[PDClusterSpec, list[PoolFacts], dict[str, Any]]:
-    """Pools of 1, 2, 4 and 8 accelerators a worker within a budget, and what their workers show."""
-    roles = {}
-    for role in ("prefill", "decode"):
-        found = []
-        for index in range(draw(st.integers(1, 3))):
-            low = draw(st.integers(0, 1))
-            gpu = draw(st.sampled_from(["H100", "B200"]))
-            gpus = draw(st.sampled_from([1, 2, 4, 8]))
-            size = max(low, draw(st.integers(0 if index else 1, 3)))
-            fields = {"gpu": gpu, "gpusPerReplica": gpus, "minReplicas": low}
-            found.append(pool(size, f"p{index}", **fields))
-        roles[role] = found
-    spec = make_spec(**roles)
-    has = accelerators(spec, {each.key: each.replicas for each in facts_of(spec)})
-    budget: dict[str, Any] = {"total": has.pop("total") + draw(st.integers(0, 20))}
-    if draw(st.booleans()):
-        budget["perGpu"] = {
-            gpu: number + draw(st.integers(0, 9)) for gpu, number in has.items() if number
-        }
-    ratio = draw(st.sampled_from([{}, {"min": 0.5, "max": 2.0}]))
-    spec = make_spec(**roles, budget=budget, ratio=ratio, scaleDown={"windowSeconds": 0})
-    facts = [
-        replace(each, current=each.current + ends, ending=ends)
-        for each in facts_of(spec)
-        for ends in (draw(st.integers(0, 1)),)
-    ]
-    return spec, facts, {role: LOADS[draw(st.sampled_from(sorted(LOADS)))] for role in roles}
-
-
-@settings(deadline=None, max_examples=200)
-@given(world=worlds())
-def test_accelerators_stay_within_the_budget_and_minima_are_kept(
-    world: tuple[PDClusterSpec, list[PoolFacts], dict[str, Any]],
-) -> None:
-    """Sizes fit; with pods that end beside them, no more is held than there was."""
-    spec, facts, loads = world
-    budget = spec.autoscale.budget
-    limits = {"total": budget.total, **budget.per_gpu}
-
-    replicas = see(spec, facts, **loads).decision.replicas
-
-    asked = accelerators(spec, replicas)
-    held, before = Counter[str](), Counter[str]()
-    for each in facts:
-        for sums, size in ((held, replicas[each.key]), (before, each.replicas)):
-            number = each.held(size).accelerators
-            sums[each.gpu] += number
-            sums["total"] += number
-    for gpu, limit in limits.items():
-        assert limit is None or asked[gpu] <= limit, gpu
-        assert limit is None or held[gpu] <= max(limit, before[gpu]), gpu
-    for role, declared in spec.roles.present().items():
-        for each in declared.pools:
-            assert replicas[role, each.name] >= (each.min_replicas or 0)
-        assert sum(replicas[role, each.name] for each in declared.pools) >= 1
-
-
-@settings(deadline=None, max_examples=60)
-@given(world=worlds())
-def test_a_load_that_stays_comes_to_rest(
-    world: tuple[PDClusterSpec, list[PoolFacts], dict[str, Any]],
-) -> None:
-    spec, _, _ = world
-
-    assert settled(spec, prefill=CALM, decode=CALM).changed is False

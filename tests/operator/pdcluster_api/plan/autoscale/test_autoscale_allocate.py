@@ -64,40 +64,6 @@ CHEAP = pool("prefill/cheap", 2, price=1.0, high=4)
 DEAR = pool("prefill/dear", 2, price=3.0, order=1)
 
 
-def test_a_role_grows_in_its_cheapest_pool_until_that_is_full_then_in_the_next():
-    assert moves(DEAR, CHEAP, to={"prefill": 7}) == [
-        "prefill/cheap +1",
-        "prefill/cheap +1",
-        "prefill/dear +1",
-    ]
-
-
-def test_a_role_shrinks_in_its_dearest_pool_to_its_minimum_then_in_the_next():
-    least = replace(DEAR, low=1)
-
-    assert moves(CHEAP, least, to={"prefill": 1}) == [
-        "prefill/dear -1",
-        "prefill/cheap -1",
-        "prefill/cheap -1",
-    ]
-    assert moves(replace(CHEAP, low=2), least, to={"prefill": 1}) == ["prefill/dear -1"]
-
-
-def test_workers_that_no_node_takes_go_first():
-    waits = pool("prefill/cheap", 3, price=1.0, unschedulable_top=2)
-
-    assert moves(waits, DEAR, to={"prefill": 2}) == [
-        "prefill/cheap -1",
-        "prefill/cheap -1",
-        "prefill/dear -1",
-    ]
-
-
-def test_a_pool_without_capacity_is_left_out():
-    assert moves(replace(CHEAP, is_open=False), DEAR, to={"prefill": 5}) == ["prefill/dear +1"]
-    assert moves(replace(CHEAP, is_open=False), to={"prefill": 5}) == []
-
-
 def test_the_role_that_misses_the_greater_part_has_the_next_turn():
     prefill, decode = pool("prefill/x", 4), pool("decode/x", 4)
 
@@ -116,65 +82,6 @@ def test_a_type_that_is_used_up_leaves_the_rest_of_the_budget_to_others():
         "prefill/x +1",
         "decode/x +1",
         "decode/x +1",
-    ]
-
-
-def test_a_pod_that_drains_is_taken_back_in_the_dearer_pool_when_the_budget_is_full():
-    drains = pool("prefill/dear", 2, price=3.0, ending=1)
-
-    assert moves(CHEAP, drains, to={"prefill": 6}, total=5) == ["prefill/dear +1"]
-    assert moves(CHEAP, drains, to={"prefill": 6}, total=6) == [
-        "prefill/cheap +1",
-        "prefill/dear +1",
-    ]
-
-
-def test_a_role_is_followed_into_the_band():
-    prefill, decode = pool("prefill/x", 2), pool("decode/x", 4)
-    half = Band(least=0.5)
-
-    assert moves(prefill, decode, to={"prefill": 2, "decode": 5}, band=half) == [
-        "decode/x +1",
-        "prefill/x +1",
-    ]
-    assert moves(prefill, decode, to={"prefill": 2, "decode": 6}, band=half) == [
-        "decode/x +1",
-        "prefill/x +1",
-        "decode/x +1",
-    ]
-
-
-def test_a_worker_that_cannot_be_followed_is_not_taken():
-    prefill, decode = pool("prefill/x", 2, high=2), pool("decode/x", 4)
-    half = Band(least=0.5)
-
-    assert moves(prefill, decode, to={"prefill": 2, "decode": 5}, band=half) == []
-    assert (
-        moves(replace(prefill, high=9), decode, to={"prefill": 2, "decode": 5}, band=half, total=7)
-        == []
-    )
-    assert (
-        moves(
-            replace(prefill, high=9),
-            decode,
-            to={"prefill": 2, "decode": 5},
-            band=half,
-            caps={"prefill": 2},
-        )
-        == []
-    )
-
-
-def test_a_worker_that_the_band_needs_is_not_given_up():
-    prefill, decode = pool("prefill/x", 4), pool("decode/x", 4)
-
-    assert moves(prefill, decode, to={"prefill": 3, "decode": 4}, band=Band(least=1.0)) == [
-        "prefill/x -1",
-        "prefill/x +1",
-    ]
-    assert moves(prefill, decode, to={"prefill": 3, "decode": 3}, band=Band(least=1.0)) == [
-        "prefill/x -1",
-        "decode/x -1",
     ]
 
 
@@ -199,15 +106,6 @@ def test_what_was_given_up_is_not_taken_back_where_another_has_its_room():
         "prefill/x -1",
         "decode/x +1",
         "prefill/x +1",
-    ]
-
-
-def test_a_band_of_one_value_is_met_by_somewhat_greater_sizes():
-    prefill, decode = pool("prefill/x", 1), pool("decode/x", 3)
-
-    assert moves(prefill, decode, to={"prefill": 1, "decode": 3}, band=Band(0.5, 0.5)) == [
-        "prefill/x +1",
-        "decode/x +1",
     ]
 
 
@@ -237,17 +135,6 @@ def test_no_fleet_climbs_for_a_band_that_whole_workers_cannot_meet():
 
     assert (first.counts, first.distance() > 0.0) == ({"prefill": 2, "decode": 5}, True)
     assert again.moves == []
-
-
-def test_a_band_that_bounds_forbid_is_kept_as_nearly_as_can_be():
-    prefill, decode = pool("prefill/x", 2, high=3), pool("decode/x", 10)
-
-    assert moves(prefill, decode, to={"prefill": 2, "decode": 10}, band=Band(least=0.5)) == [
-        "prefill/x +1"
-    ]
-    assert moves(prefill, decode, to={"prefill": 2, "decode": 12}, band=Band(least=0.5)) == [
-        "prefill/x +1"
-    ]
 
 
 def walked(
@@ -304,33 +191,6 @@ def test_a_role_gives_takes_back_and_takes_worker_by_worker(
         vectors.append(dict(loop.sizes))
 
     assert vectors == walked(mine, base, room, down_to, up_to)
-
-
-@settings(deadline=None)
-@given(
-    sizes=st.tuples(FEW, FEW),
-    ending=st.tuples(*2 * [st.sampled_from([0, 9])]),
-    to=st.tuples(*2 * [st.integers(1, 9)]),
-    least=st.sampled_from([0.0, 0.5, 1.0]),
-    more=st.integers(-1, 2),
-)
-def test_no_more_is_requested_than_the_budget_has(
-    sizes: tuple[int, int],
-    ending: tuple[int, int],
-    to: tuple[int, int],
-    least: float,
-    more: int,
-) -> None:
-    roles, total = ("prefill", "decode"), max(0, sum(sizes) + more)
-    pools = [
-        pool(f"{role}/x", size, ending=ends)
-        for role, size, ends in zip(roles, sizes, ending, strict=True)
-    ]
-    found = allocated(
-        *pools, to=dict(zip(roles, to, strict=True)), band=Band(least, 1.0), total=total
-    )
-
-    assert sum(found.sizes.values()) <= max(total, sum(sizes))
 
 
 @st.composite

@@ -9,7 +9,6 @@ import pytest
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.base import bounds_of, is_on
 from pdcluster_schema.autoscale import ScheduleSpec
-from pdcluster_schema.faults import InvalidObjectError
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     CALM,
     IDLE,
@@ -88,23 +87,6 @@ def test_of_several_schedules_the_last_that_gives_a_bound_counts():
         9,
         "minReplicas and maxReplicas",
     )
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"start": "24:00"}, "HH:MM"),
-        ({"start": "8:00"}, "HH:MM"),
-        ({"timeZone": "Mars/Olympus"}, "not a known time zone"),
-        ({"timeZone": "../etc/passwd"}, "not a known time zone"),
-        ({"minReplicas": 4, "maxReplicas": 2}, "at most maxReplicas"),
-    ],
-)
-def test_a_schedule_that_cannot_be_meant_is_refused(fields: dict[str, Any], said: str):
-    wrong = {"name": "s", "role": "decode", "pool": "x", "start": "08:00", "end": "09:00", **fields}
-
-    with pytest.raises(InvalidObjectError, match=said):
-        make_spec(schedules=[wrong])
 
 
 def test_a_role_grows_to_its_max_and_shrinks_to_its_min():

@@ -103,13 +103,6 @@ def test_decode_shrinks_only_under_all_its_thresholds(kv: float, waiting: float,
     assert outcome.decision.replicas[D] == (9 if shrinks else 10)
 
 
-def test_a_share_asks_for_the_workers_at_which_it_is_at_its_threshold():
-    outcome = see(make_spec(decode=[pool(8)]), decode=calm(kv_cache_usage_ratio=0.9))
-
-    assert outcome.decision.replicas[D] == 10  # 8 * 0.9 / 0.75 = 9.6
-    assert "kv_cache_usage_ratio 0.9 over 0.75" in step_of(outcome, rules.NEED, "decode").why
-
-
 @pytest.mark.parametrize(
     ("queue", "size"), [(8.0, 4), (12.0, 5), (16.0, 5), (17.0, 6), (24.0, 6), (4000.0, 8)]
 )

@@ -1,8 +1,7 @@
 """Evictions that a drain of nodes may make, as sequences of what is there."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
-from math import inf
 
 import pytest
 
@@ -146,51 +145,6 @@ def test_a_worker_that_fails_again_and_again_holds_up_nothing_between_its_failur
         existing(READY, READY, STARTING, age=905),
     )
     assert allowed(3, existing(READY, READY, READY), failing, again, failing) == [1, 1, 1, 1]
-
-
-@dataclass
-class NodeDrain:
-    """A drain that asks every 5 s for four workers of a node, and what becomes of their successors.
-
-    place_seconds: until an autoscaler brings a node for a pod; load_seconds: from then until its
-                   worker is ready
-    pods:  by ordinal, what it is, and since when in seconds; evicted: when each was
-    """
-
-    place_seconds: float
-    load_seconds: float
-    pods: list[tuple[str, int]] = field(default_factory=lambda: [(READY, 0)] * 4)
-    evicted: list[int] = field(default_factory=list)
-
-    def run(self, seconds: int) -> list[int]:
-        budget = None
-        for now in range(0, seconds, 5):
-            self.pods = [self._next(how, since, now) for how, since in self.pods]
-            pods = tuple(
-                pod_of(ordinal, how, before(now - since))
-                for ordinal, (how, since) in enumerate(self.pods)
-            )
-            state = replace(existing(*[how for how, _ in self.pods]), pods=pods)
-            budget = budget_of(4, state, budget)
-            if len(self.evicted) < 4 and num_allowed(state, budget):
-                self.pods[len(self.evicted)] = UNPLACED, now
-                self.evicted.append(now)
-        return self.evicted
-
-    def _next(self, how: str, since: int, now: int) -> tuple[str, int]:
-        if how == UNPLACED and now - since >= self.place_seconds:
-            return STARTING, now
-        return (
-            (READY, now) if how == STARTING and now - since >= self.load_seconds else (how, since)
-        )
-
-
-def test_a_drain_takes_the_next_worker_when_the_successor_is_ready_on_a_new_node() -> None:
-    assert NodeDrain(place_seconds=120, load_seconds=60).run(3600) == [0, 180, 360, 540]
-
-
-def test_a_drain_takes_the_next_worker_after_minutes_where_no_node_comes() -> None:
-    assert NodeDrain(place_seconds=inf, load_seconds=60).run(3600) == [0, 300, 600, 900]
 
 
 def test_a_scale_up_and_a_first_start_hold_up_nothing() -> None:

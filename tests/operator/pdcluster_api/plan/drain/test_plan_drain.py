@@ -4,13 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pdcluster_api.plan.drain.draining import (
     MISSING_RECORD_GRACE_SECONDS,
     Shrink,
-    ordinal_of,
     plan_drain,
     plan_shrink,
 )
@@ -71,9 +68,134 @@ ALL_READY = worker_records("ready", "ready", "ready", "ready")
 AWAY = worker_records(error="etcd does not answer")
 
 
-def test_all_surplus_workers_are_commanded_to_drain_first_and_none_goes():
-    found = plan_shrink(2, four(), ALL_READY, None)
-    assert found == Shrink(4, frozenset(NAMES[2:4]), draining=(NAMES[3], NAMES[2]))
+def named(*ordinals: int) -> tuple[str, ...]:
+    return tuple(NAMES[each] for each in ordinals)
+
+
+def kept(replicas: int, *commanded: int, **fields: tuple[str, ...]) -> Shrink:
+    """So many replicas.  commanded: ordinals with a drain command"""
+    return Shrink(replicas, frozenset(named(*commanded)), **fields)
+
+
+def drains(*ordinals: int) -> dict[str, tuple[str, ...]]:
+    return {"draining": named(*ordinals)}
+
+
+UNREADY, STARTED = {"ready": False}, {"ready": False, "started": True}
+TWO = (worker(0), worker(1))
+TWO_OF_FOUR = existing(*TWO, desired=4)
+CRASHED_ONCE = {**STARTED, "problem": ("CrashLooping", "ends with exit status 1")}
+DRAINED = worker_records("ready", "ready", "drained", "drained", commanded=(2, 3))
+LAST_DRAINED = worker_records("ready", "ready", "ready", "drained", commanded=(3,))
+LAST_ENDS = existing(worker(0), worker(1), worker(2), worker(3, terminating=True), desired=3)
+OF_OTHERS = WorkerRecords({f"{OF.name}x-3": "ready", f"{OF.name}-3x": "ready"})
+
+
+def last(state: str | None, **fields: Any) -> WorkerRecords:
+    """Three that are ready, and what is known of the highest."""
+    return worker_records("ready", "ready", "ready", state, **fields)
+
+
+SHRINKS: dict[str, tuple[int, WorkloadState, WorkerRecords | None, Shrink]] = {
+    "all surplus are commanded first and none goes": (
+        *(2, four(), ALL_READY),
+        kept(4, 2, 3, **drains(3, 2)),
+    ),
+    "one that drained without a command gets one before it is believed": (
+        *(3, four(), last("drained")),
+        kept(4, 3, **drains(3)),
+    ),
+    "one that is not ready goes": (3, four(**UNREADY), last(None), kept(3)),
+    "one that is pending goes": (3, four(ready=False, node=""), last(None), kept(3)),
+    "one that starts goes": (3, four(**UNREADY), last("starting"), kept(3)),
+    "one that ends goes": (3, four(terminating=True), last("ready"), kept(3)),
+    "a missing pod is not waited for": (
+        *(2, TWO_OF_FOUR, worker_records("ready", "ready")),
+        kept(2),
+    ),
+    "a pod of which only etcd tells is waited for": (
+        *(2, TWO_OF_FOUR, LAST_DRAINED),
+        kept(3, 2, 3, **drains(2)),
+    ),
+    "records of others": (2, TWO_OF_FOUR, OF_OTHERS, kept(2)),
+    "one that is not ready and still registered may hold requests": (
+        *(3, four(**UNREADY), last("draining", commanded=(3,))),
+        kept(4, 3, **drains(3)),
+    ),
+    "a ready pod without a record is waited for": (
+        *(3, four(), last(None)),
+        kept(4, 3, **drains(3)),
+    ),
+    "until it should have registered again": (
+        *(3, four(), last(None, mismatched=MISSING_RECORD_GRACE_SECONDS)),
+        kept(3),
+    ),
+    **{
+        f"an etcd that comes back empty ends no drain, after {seconds:g} s": (
+            *(2, existing(*TWO, worker(2, **STARTED), worker(3, **STARTED))),
+            worker_records(requested=seconds),
+            kept(4, 2, 3, **drains(3, 2)),
+        )
+        for seconds in (1.0, 600.0)
+    },
+    "one that crashed once and drains now may hold requests": (
+        *(3, four(**CRASHED_ONCE), AWAY),
+        kept(4, 3, unknown=named(3)),
+    ),
+    **{
+        f"etcd {name}: {what}": (wanted, state, known, found)
+        for name, known in (("not asked", None), ("away", AWAY))
+        for what, wanted, state, found in (
+            ("none goes that may serve", 2, four(), kept(4, 2, 3, unknown=named(3, 2))),
+            ("nor one that is not ready", 3, four(**UNREADY), kept(4, 3, unknown=named(3))),
+            ("a pending one goes", 3, four(ready=False, node=""), kept(3)),
+            (
+                "one without an image goes",
+                3,
+                four(ready=False, problem=("ImageNotPulled", "it fails")),
+                kept(3),
+            ),
+        )
+    },
+    "a scale up takes commands back": (4, four(), DRAINED, kept(4)),
+    "as far as it goes": (3, four(), DRAINED, kept(3, 3)),
+    "one that ends keeps its command": (3, LAST_ENDS, DRAINED, kept(3, 3)),
+    "or it would serve until SIGTERM": (4, LAST_ENDS, DRAINED, kept(4, 3)),
+    **{
+        f"one about to end keeps it before the watch says so, {name}": (
+            4,
+            replace(
+                existing(*TWO, worker(2), worker(3, **STARTED), desired=desired),
+                gone=desired == 4,
+            ),
+            LAST_DRAINED,
+            kept(4, 3),
+        )
+        for name, desired in (("smaller", 3), ("deleted", 4))
+    },
+    **{
+        f"a size that was lowered by hand to {size} is reverted": (
+            *(4, existing(*TWO, desired=size), None),
+            kept(4),
+        )
+        for size in (0, 2, 3)
+    },
+    "one that was raised by hand, while the new pods are not ready": (
+        *(4, existing(*four().pods, worker(4, ready=False), desired=6), ALL_READY),
+        kept(4),
+    ),
+    "a pod of another name is of no pool": (
+        *(0, existing(worker(0, name="chat-decode-cpu-r1-x")), worker_records()),
+        kept(0),
+    ),
+}
+
+
+@pytest.mark.parametrize(("wanted", "state", "known", "found"), SHRINKS.values(), ids=SHRINKS)
+def test_shrink(
+    wanted: int, state: WorkloadState, known: WorkerRecords | None, found: Shrink
+) -> None:
+    assert plan_shrink(wanted, state, known, None) == found
 
 
 @pytest.mark.parametrize(
@@ -90,153 +212,13 @@ def test_replicas_follow_the_highest_that_still_drains(states: tuple[str, ...], 
     assert (found.replicas, found.commands) == (replicas, frozenset(NAMES[2:4]))
 
 
-def test_a_drained_worker_without_a_command_gets_one_before_it_is_believed():
-    found = plan_shrink(3, four(), worker_records("ready", "ready", "ready", "drained"), None)
-    assert (found.replicas, found.commands) == (4, {NAMES[3]})
-
-
-@pytest.mark.parametrize(
-    ("state", "last"),
-    [
-        (None, {"ready": False}),
-        (None, {"ready": False, "node": ""}),
-        ("starting", {"ready": False}),
-        ("ready", {"terminating": True}),
-    ],
-    ids=["not-ready", "pending", "starting", "ending"],
-)
-def test_a_worker_that_serves_no_request_goes_at_once(state: str | None, last: dict[str, Any]):
-    found = plan_shrink(3, four(**last), worker_records("ready", "ready", "ready", state), None)
-    assert found == Shrink(3)
-
-
-def test_a_pod_that_is_missing_is_not_waited_for():
-    assert plan_shrink(
-        2, existing(worker(0), worker(1), desired=4), worker_records("ready", "ready"), None
-    ) == Shrink(2)
-
-
-def test_a_pod_of_which_only_etcd_tells_is_waited_for():
-    found = plan_shrink(
-        2,
-        existing(worker(0), worker(1), desired=4),
-        worker_records("ready", "ready", "ready", "drained", commanded=(3,)),
-        None,
-    )
-    assert found == Shrink(3, frozenset(NAMES[2:4]), draining=(NAMES[2],))
-    of_others = WorkerRecords({f"{OF.name}x-3": "ready", f"{OF.name}-3x": "ready"})
-    assert plan_shrink(2, existing(worker(0), worker(1), desired=4), of_others, None) == Shrink(2)
-
-
-def test_a_worker_that_is_not_ready_and_still_registered_may_hold_requests():
-    assert (
-        plan_shrink(
-            3,
-            four(ready=False),
-            worker_records("ready", "ready", "ready", "draining", commanded=(3,)),
-            None,
-        ).replicas
-        == 4
-    )
-
-
-def test_a_ready_pod_without_a_record_is_waited_for_until_it_should_have_registered_again():
-    for mismatched, replicas in ((0.0, 4), (MISSING_RECORD_GRACE_SECONDS, 3)):
-        assert (
-            plan_shrink(
-                3,
-                four(),
-                worker_records("ready", "ready", "ready", None, mismatched=mismatched),
-                None,
-            ).replicas
-            == replicas
-        )
-
-
-@pytest.mark.parametrize("requested", [1.0, 600.0])
-def test_an_etcd_that_comes_back_empty_ends_no_drain(requested: float):
-    """Workers that drain say that they are not ready, and have to register again."""
-    draining = [worker(ordinal, ready=False, started=True) for ordinal in (2, 3)]
-    found = plan_shrink(
-        2, existing(worker(0), worker(1), *draining), worker_records(requested=requested), None
-    )
-    assert found == Shrink(4, frozenset(NAMES[2:4]), draining=(NAMES[3], NAMES[2]))
-
-
-def test_a_worker_that_crashed_once_and_drains_now_may_hold_requests_while_etcd_is_away():
-    drains = {
-        "ready": False,
-        "started": True,
-        "problem": ("CrashLooping", "ends with exit status 1"),
-    }
-    assert plan_shrink(3, four(**drains), AWAY, None).replicas == 4
-
-
-@pytest.mark.parametrize("known", [None, AWAY], ids=["not-asked", "away"])
-def test_without_an_answer_no_worker_goes_that_may_serve(known: WorkerRecords | None):
-    assert plan_shrink(2, four(), known, None) == Shrink(
-        4, frozenset(NAMES[2:4]), unknown=(NAMES[3], NAMES[2])
-    )
-    assert plan_shrink(3, four(ready=False), known, None).replicas == 4
-    for last in ({"node": ""}, {"problem": ("ImageNotPulled", "it fails")}):
-        assert plan_shrink(3, four(ready=False, **last), known, None) == Shrink(3)
-
-
 @pytest.mark.parametrize("known", [ALL_READY, AWAY], ids=["answers", "away"])
-def test_a_time_limit_cuts_and_names_the_workers(known: WorkerRecords):
+def test_a_time_limit_cuts_and_names_the_workers_that_go(known: WorkerRecords):
     late = replace(known, requested=dict.fromkeys(NAMES, 60.0))
     assert plan_shrink(2, four(), late, 61).cut == ()
-    assert plan_shrink(2, four(), late, 60) == Shrink(
-        2, frozenset(NAMES[2:4]), cut=(NAMES[3], NAMES[2])
-    )
-
-
-def test_only_workers_that_go_are_cut():
-    known = replace(ALL_READY, requested={NAMES[2]: 60.0})
-    assert plan_shrink(2, four(), known, 60) == Shrink(
-        4, frozenset(NAMES[2:4]), draining=(NAMES[3],)
-    )
-
-
-def test_a_scale_up_takes_commands_back_and_ending_workers_keep_theirs():
-    known = worker_records("ready", "ready", "drained", "drained", commanded=(2, 3))
-    assert plan_shrink(4, four(), known, None) == Shrink(4)
-    assert plan_shrink(3, four(), known, None) == Shrink(3, frozenset(NAMES[3:4]))
-    ending = existing(worker(0), worker(1), worker(2), worker(3, terminating=True), desired=3)
-    assert plan_shrink(3, ending, known, None) == Shrink(3, frozenset(NAMES[3:4]))
-    # it would serve until SIGTERM
-    assert plan_shrink(4, ending, known, None) == Shrink(4, frozenset(NAMES[3:4]))
-
-
-@pytest.mark.parametrize(("desired", "gone"), [(3, False), (4, True)], ids=["smaller", "deleted"])
-def test_a_worker_about_to_end_keeps_its_command_before_the_watch_says_that_it_ends(
-    desired: int, gone: bool
-):
-    known = worker_records("ready", "ready", "ready", "drained", commanded=(3,))
-    state = replace(
-        existing(
-            worker(0), worker(1), worker(2), worker(3, ready=False, started=True), desired=desired
-        ),
-        gone=gone,
-    )
-    assert plan_shrink(4, state, known, None) == Shrink(4, frozenset(NAMES[3:4]))
-
-
-@pytest.mark.parametrize("desired", [0, 2, 3])
-def test_a_size_that_was_lowered_by_hand_is_reverted_at_once(desired: int):
-    assert plan_shrink(4, existing(worker(0), worker(1), desired=desired), None, None) == Shrink(4)
-
-
-def test_a_size_that_was_raised_by_hand_is_reverted_while_the_new_pods_are_not_ready():
-    assert plan_shrink(
-        4, existing(*four().pods, worker(4, ready=False), desired=6), ALL_READY, None
-    ) == Shrink(4)
-
-
-def test_pods_of_other_names_belong_to_no_pool():
-    strange = worker(0, name="chat-decode-cpu-r1-x")
-    assert ordinal_of(strange) == -1
-    assert plan_shrink(0, existing(strange), worker_records(), None) == Shrink(0)
+    assert plan_shrink(2, four(), late, 60) == kept(2, 2, 3, cut=named(3, 2))
+    one_late = replace(ALL_READY, requested={NAMES[2]: 60.0})
+    assert plan_shrink(2, four(), one_late, 60) == kept(4, 2, 3, **drains(3))
 
 
 def test_a_workload_that_leaves_stays_until_all_have_drained():
@@ -411,47 +393,3 @@ def test_what_a_limit_cuts_is_a_warning():
     plan = plan_all(cluster, observed, NOW)
     assert plan.cut == (last.name,)
     assert [(each.reason, each.warning) for each in cut_short(plan.cut)] == [("DrainCut", True)]
-
-
-STATES = st.sampled_from(["starting", "ready", "draining", "drained", None])
-
-
-@given(
-    size=st.integers(0, 6),
-    desired=st.integers(0, 6),
-    states=st.lists(STATES, min_size=6, max_size=6),
-    commanded=st.sets(st.integers(0, 5)),
-    ready=st.lists(st.booleans(), min_size=6, max_size=6),
-    started=st.lists(st.booleans(), min_size=6, max_size=6),
-    error=st.sampled_from([None, "away"]),
-)
-def test_no_worker_that_may_hold_a_request_is_ever_cut_without_a_limit(
-    size: int,
-    desired: int,
-    states: list[str | None],
-    commanded: set[int],
-    ready: list[bool],
-    started: list[bool],
-    error: str | None,
-):
-    pods = [
-        worker(ordinal, ready=ready[ordinal], started=started[ordinal])
-        for ordinal in range(desired)
-    ]
-    found = plan_shrink(
-        size,
-        existing(*pods, desired=desired),
-        worker_records(*states, commanded=tuple(commanded), error=error),
-        None,
-    )
-    assert found.cut == ()
-    assert size <= found.replicas <= max(size, desired)
-    for ordinal in range(found.replicas, desired):
-        assert error is None
-        is_done = states[ordinal] == "drained" and ordinal in commanded
-        assert (
-            is_done
-            or states[ordinal] == "starting"
-            or (states[ordinal] is None and not (ready[ordinal] or started[ordinal]))
-        )
-    assert not any(NAMES[ordinal] in found.commands for ordinal in range(min(size, desired)))

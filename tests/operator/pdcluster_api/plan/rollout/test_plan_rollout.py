@@ -69,13 +69,6 @@ def test_a_selector_that_was_edited_by_hand_is_not_believed_before_the_target_is
     assert current_revision(observed, target, is_target_ready=is_ready) == expected
 
 
-def test_a_selector_that_was_edited_by_hand_is_reverted_and_what_serves_stays():
-    edited = seen(A, B, service="bbbb", status="aaaa")
-    assert next_step("BlueGreen", "bbbb", edited, is_target_ready=False) == RolloutStep(
-        "aaaa", (A,)
-    )
-
-
 @pytest.mark.parametrize(
     ("observed", "is_ready", "step"),
     [

@@ -172,34 +172,6 @@ def test_pods_of_the_old_revision_that_end_after_the_switch_make_no_room() -> No
     assert outcome_of(cluster, gone).decision.replicas == {PREFILL: 1, DECODE: 4}
 
 
-def test_a_statefulset_that_was_lost_comes_again_and_counts() -> None:
-    cluster = budgeted(total=8)
-    records = [identity(OLD, *place) for place in (PREFILL, DECODE)]
-    target = revision_of(cluster.spec)
-    new = [of_size(target, PREFILL, 1), of_size(target, DECODE, 2)]
-    observed = running(
-        cluster, workloads=[of_size(OLD, PREFILL, 1), *new], records=records, service_revision=OLD
-    )
-    outcome = outcome_of(cluster, observed)
-
-    assert outcome.decision.replicas == {PREFILL: 1, DECODE: 3}
-    assert sizes_after(cluster, observed, outcome) == {"prefill": [1, 1], "decode": [3, 3]}
-
-
-def test_growth_that_takes_a_switch_back_of_which_no_status_tells_is_for_both() -> None:
-    """The new revision was whole and selected; with one worker more it is not, and the old one
-    stays.
-    """
-    cluster = budgeted(total=8)
-    target = revision_of(cluster.spec)
-    new = [of_size(target, PREFILL, 1), of_size(target, DECODE, 2)]
-    observed = old_serves(cluster, *new, service_revision=target, status={"servingRevision": OLD})
-    outcome = outcome_of(cluster, observed)
-
-    assert outcome.decision.replicas == {PREFILL: 1, DECODE: 3}
-    assert sizes_after(cluster, observed, outcome) == {"prefill": [1, 1], "decode": [3, 3]}
-
-
 def test_a_pool_that_only_the_old_revision_has_counts_with_the_worker_that_it_lost() -> None:
     cluster = budgeted(total=11)
     of = identity(OLD, "decode", "before")
@@ -220,33 +192,6 @@ def test_a_pool_that_was_larger_before_grows_at_first_in_the_new_revision_alone(
 
     assert outcome.decision.replicas == {PREFILL: 1, DECODE: 3}
     assert sizes_after(cluster, observed, outcome) == {"prefill": [1, 1], "decode": [3, 4]}
-
-
-def test_a_pod_that_ends_above_a_gap_keeps_its_place() -> None:
-    """Pods of a StatefulSet end in any order: the third comes while the fifth is still there."""
-    cluster = budgeted(total=4)
-    of = identity(revision_of(cluster.spec), *DECODE)
-    ends = pod_states(of, [4], ready=False, terminating=True)
-    decode = workload(of, 2, current=3, pods=(*pod_states(of, range(2)), *ends))
-    observed = running(cluster, workloads=[of_size(of.revision, PREFILL, 1), decode])
-
-    assert outcome_of(cluster, observed).decision.replicas == {PREFILL: 1, DECODE: 2}
-
-
-def test_a_pod_that_ends_and_comes_again_under_its_name_counts_once() -> None:
-    cluster = budgeted()
-    of = identity(revision_of(cluster.spec), *DECODE)
-    ends = pod_states(of, [1], ready=False, terminating=True)
-    observed = running(
-        cluster,
-        workloads=[
-            of_size(of.revision, PREFILL, 1),
-            workload(of, 2, 1, pods=(*pod_states(of, [0]), *ends)),
-        ],
-    )
-    facts = pool_facts(requested_sizes(cluster, observed), observed, ScrapeState())
-
-    assert [sum(each.held(2) for each in pool.holdings) for pool in facts] == [2, 2]
 
 
 @pytest.mark.parametrize("gpu", ["H100", ""])
@@ -343,7 +288,7 @@ def test_workers_of_three_revisions_count() -> None:
     assert grown == {True: 4, False: 1}
 
 
-EIGHT, TWO = {"gpu": "B200", "gpusPerReplica": 8}, {"gpu": "B200", "gpusPerReplica": 2}
+TWO = {"gpu": "B200", "gpusPerReplica": 2}
 
 
 def test_each_revision_holds_the_accelerators_that_its_workers_have() -> None:
@@ -359,34 +304,6 @@ def test_each_revision_holds_the_accelerators_that_its_workers_have() -> None:
     # another one of each revision: ten more, and only eight are free
     assert outcome_of(cluster, observed).decision.replicas[DECODE] == 2
     assert outcome_of(cluster, observed, prefill=HUNGRY).decision.replicas[PREFILL] == 2
-
-
-def test_pods_of_a_lost_node_hold_their_accelerators() -> None:
-    """Two of three are there; the third still ends, and comes again."""
-    cluster = budgeted(decode=[pool(3, **EIGHT)], total=33)
-    of = identity(revision_of(cluster.spec), *DECODE)
-    lost = pod_states(of, [2], ready=False, terminating=True, gpus_per_replica=8)
-    decode = workload(of, 3, 2, pods=(*pod_states(of, range(2)), *lost), gpus_per_replica=8)
-    observed = running(cluster, workloads=[of_size(of.revision, PREFILL, 1), decode])
-    outcome = outcome_of(cluster, observed)
-
-    assert outcome.decision.replicas[DECODE] == 4
-    tight = budgeted(decode=[pool(3, **EIGHT)], total=32)
-    assert outcome_of(tight, observed).decision.replicas[DECODE] == 3
-    gone = replace(decode, pods=decode.pods[:2], current=2)
-    left_behind = left(OLD, DECODE, 0)
-    beside = replace(observed, workloads=[observed.workloads[0], gone, left_behind])
-    assert outcome_of(cluster, beside).decision.replicas[DECODE] == 3
-
-
-def test_pods_of_a_pool_that_came_back_with_another_number_count_by_theirs() -> None:
-    cluster = budgeted(decode=[pool(1, **TWO)], total=20)
-    of = identity(revision_of(cluster.spec), *DECODE)
-    before = replace(of_size(of.revision, DECODE, 2), gone=True, gpu="B200", gpus_per_replica=8)
-    observed = running(cluster, workloads=[of_size(of.revision, PREFILL, 1), before])
-    facts = pool_facts(requested_sizes(cluster, observed), observed, ScrapeState())
-
-    assert held_by_type(facts) == {"cpu": 1, "B200": 2 + 16}
 
 
 def test_workers_of_pools_that_are_gone_count_by_the_numbers_that_they_had() -> None:

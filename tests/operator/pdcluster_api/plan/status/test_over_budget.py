@@ -110,9 +110,3 @@ def test_routers_are_no_accelerators() -> None:
     beside = replace(observed, workloads=[*observed.workloads, routers])
 
     assert message(plan_all(cluster, beside, NOW)) is None
-
-
-def test_a_cluster_without_a_roll_out_has_no_such_condition() -> None:
-    cluster = scaled(total=8)  # another condition says that this is too little
-
-    assert message(plan_all(cluster, running(cluster), NOW)) is None

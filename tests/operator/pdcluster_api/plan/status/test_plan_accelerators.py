@@ -21,9 +21,7 @@ from tests.operator.pdcluster_api.plan.clusters import (
     Planned,
     condition_of,
     identity,
-    make_cluster,
     plan_all,
-    running,
     workload,
 )
 from tests.operator.pods import pod_state
@@ -106,17 +104,6 @@ def say(**devices: WorkerDevice) -> WorkerRecords:
 def found(plan: Planned) -> tuple[str, str, str]:
     condition = condition_of(plan.status, "AcceleratorsInUse")
     return condition["status"], condition["reason"], condition["message"]
-
-
-def test_pools_without_an_accelerator_have_no_such_condition():
-    plan = plan_all(make_cluster(), running(make_cluster(), worker_records=say(decode=ON_CPU)), NOW)
-    assert condition_of(plan.status, "AcceleratorsInUse") == {}
-
-
-def test_cpu_on_a_type_that_reserves_nothing_is_no_waste():
-    cluster = cluster_of(HERE, "cpu")
-    plan = plan_all(cluster, seen(cluster, say(decode=ON_CPU)), NOW)
-    assert condition_of(plan.status, "AcceleratorsInUse") == {}
 
 
 @pytest.mark.parametrize("pool", [B200, HERE], ids=["B200", "own-type"])

@@ -238,13 +238,6 @@ def test_replicas_in_the_file_are_not_taken_over_and_an_event_says_so() -> None:
     )
 
 
-def test_a_scaler_that_only_has_to_follow_makes_no_event() -> None:
-    cluster = scaled_cluster()
-    assert words.SCALERS_OVERRIDDEN not in reasons(
-        plan_of(cluster, recorded_at(cluster, 3), now=LATER)
-    )
-
-
 def test_problems_are_conditions_while_they_last() -> None:
     cluster = scaled_cluster()
     problems = [

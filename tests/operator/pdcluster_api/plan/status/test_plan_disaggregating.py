@@ -81,17 +81,6 @@ def test_a_refused_pair_counts_also_while_other_pairs_work():
     assert shown(observed(d_0=refusing("p-0"), d_1=busy(100, 1.0)))[:2] == ("False", "PairRefused")
 
 
-def test_the_rate_of_prefill_workers_is_among_the_figures():
-    seen = observed(d_0=busy(30, 1.0), d_1=busy(10, 0.5), p_0=sending(1_200_000_000))
-
-    assert shown(seen)[2].endswith("the last request's KV moved at about 1.2 GB/s")
-    assert figures(seen) == {
-        "transport": "tcp",
-        "remoteShare": "90%",
-        "bytesPerSecond": 1_200_000_000,
-    }
-
-
 def test_the_first_few_local_prefills_of_a_cluster_are_no_alarm():
     assert shown(observed(d_0=busy(FEW_PROMPTS - 1, 0.0)))[:2] == ("Unknown", "NoLongPrompts")
     assert shown(observed(d_0=busy(FEW_PROMPTS, 0.0)))[:2] == ("False", "NotOffloading")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pdcluster_api.plan.observed.state import Observed, ScalerState
+from pdcluster_api.plan.observed.state import Observed
 from pdcluster_api.plan.status.events import events
 from pdcluster_schema import conditions as words
 from pdcluster_schema.revision import revision_of
@@ -80,14 +80,6 @@ def test_another_reason_is_news_and_the_same_one_is_not():
         (words.IMAGE_NOT_PULLED, True)
     ]
     assert news(CLUSTER, replace(ill(words.DOWNLOADING_MODEL), status=crashing)) == []
-
-
-def test_a_scale_names_the_pool_and_both_sizes():
-    scalers = [ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 4, 2)]
-    found = plan_all(CLUSTER, running(CLUSTER, status=READY, scalers=scalers), NOW).events
-    assert [(each.reason, each.message) for each in found] == [
-        (words.SCALED, "decode pool cpu: from 2 to 4 workers")
-    ]
 
 
 def test_a_roll_out_starts_switches_and_ends():
