@@ -352,3 +352,21 @@ TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
     max_examples=250, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+def test_a_chunk_waits_for_blocks_that_leave_the_window_by_a_step_in_flight() -> None:
+    machine = EngineMachine()
+    machine.choose(
+        verify=False,
+        window=11,
+        watermark=0.0,
+        depth=2,
+        policy="priority",
+        decode="continuous",
+        prefill="continuous",
+    )
+    one = {"max_tokens": 1, "priority": 0, "stops": False}
+    for num_shared, suffix in ((16, []), (4, []), (10, [0, 0])):
+        machine.ask(num_shared=num_shared, suffix=suffix, where="remote", **one)
+    machine.ask(num_shared=22, suffix=[0, 0, 0], where="local", **one)
+    machine.teardown()

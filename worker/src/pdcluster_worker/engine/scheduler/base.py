@@ -228,12 +228,23 @@ class Scheduler(ABC):
         for request in prefills:
             if step.budget == 0:
                 return
-            if request.status is Status.RUNNING:  # no decode has preempted it
-                item = step.add(request, limit)
-                is_held = self.tables.grow(request, item.end)
-                assert is_held, (
+            if request.status is not Status.RUNNING:  # a decode has preempted it
+                continue
+            room = self.num_tokens_with_blocks(request)
+            if room > 0:
+                item = step.add(request, room if limit is None else min(limit, room))
+                self.tables.grow(request, item.end)
+            else:
+                assert request.num_in_flight_tokens, (
                     f"request {request.request_id} lacks blocks that it was admitted for"
                 )
+
+    def num_tokens_with_blocks(self, request: EngineRequest) -> int:
+        """Tokens of its next chunk that find blocks.  Those that leave its window by a step in
+        flight come back when that step ends.
+        """
+        num_blocks = len(request.block_table) + self.tables.num_available_to(request)
+        return num_blocks * self.settings.block_size - request.num_scheduled_tokens
 
     def decode_or_preempt(self, requests: list[EngineRequest], step: Schedule) -> None:
         """Schedule a token of each decode, at the cost of the last in order if blocks are short."""

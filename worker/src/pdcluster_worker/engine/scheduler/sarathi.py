@@ -130,8 +130,7 @@ class Sarathi(Scheduler):
 
     def _schedule_chunk(self, request: EngineRequest, step: Schedule) -> None:
         computed = request.num_scheduled_tokens
-        num_blocks = len(request.block_table) + self.tables.num_available_to(request)
-        free = num_blocks * self.settings.block_size - computed
+        free = self.num_tokens_with_blocks(request)
         size = min(num_uncomputed(request), self._limit(computed, step), free)
         if size > 0:
             self.tables.grow(request, computed + size)
