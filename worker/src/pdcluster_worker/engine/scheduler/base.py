@@ -230,9 +230,9 @@ class Scheduler(ABC):
                 return
             if request.status is not Status.RUNNING:  # a decode has preempted it
                 continue
-            room = self.num_tokens_with_blocks(request)
-            if room > 0:
-                item = step.add(request, room if limit is None else min(limit, room))
+            num_tokens = self.num_tokens_with_blocks(request)
+            if num_tokens > 0:
+                item = step.add(request, num_tokens if limit is None else min(limit, num_tokens))
                 self.tables.grow(request, item.end)
             else:
                 assert request.num_in_flight_tokens, (
