@@ -141,15 +141,16 @@ def test_what_serving_needs_is_fetched_and_the_next_start_fetches_nothing(
     assert hub.requested == {}
 
 
+@pytest.mark.parametrize("options", [(), ("--bar",)])
 def test_of_an_adapter_its_own_files_are_fetched(
-    start: Start, hub: HubServer, target: Path, tmp_path: Path
+    options: tuple[str, ...], start: Start, hub: HubServer, target: Path, tmp_path: Path
 ) -> None:
     hub.folder = tmp_path / "lora"
     hub.folder.mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"):
         (hub.folder / name).write_text(name)
 
-    assert finish(start("--adapter"))[0] == 0
+    assert finish(start("--adapter", *options))[0] == 0
     assert sorted(path.name for path in target.iterdir()) == [
         *(".pdcluster-model.json", "adapter_config.json", "adapter_model.safetensors")
     ]

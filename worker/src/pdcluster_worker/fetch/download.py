@@ -99,6 +99,8 @@ def _fetch_files(
     hub: Hub, listing: RepoListing, folder: Path, files: Sequence[RemoteFile], progress: Progress
 ) -> None:
     """Fetch several in parallel; the first failure ends the others."""
+    if not files:
+        return
     total = sum(file.size or 0 for file in files)
     check_space(folder, total - _num_present(folder, files))
     stop = threading.Event()

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -250,9 +251,13 @@ class StockEngine:
         self, request: StockRequest, body: bytes, stream: TokenStream, before: Scrape | None = None
     ) -> None:
         """before: counts what was received since, before the first token."""
+        assert request.task is not None
+        own = weakref.ref(request.task)
 
         def take(chunk: bytes) -> None:
-            if tokens := stream.feed(chunk):
+            # A task that was cancelled has not ended yet when its connection is read once more.
+            is_current = request.task is not None and request.task is own()
+            if is_current and (tokens := stream.feed(chunk)):
                 self._made(request, tokens, is_end=stream.has_ended)
 
         async with self._post(request, body) as answer:

@@ -27,13 +27,17 @@ class HttpFailedError(Exception):
         self.is_late = is_late
 
 
+def _drop(_: bytes) -> None:
+    """Take nothing of a body."""
+
+
 class HttpAnswer(asyncio.Protocol):
     """One answer.  Its body needs no task to be read: one to wake would cost each token more."""
 
     def __init__(self, address: str) -> None:
         self.status = 0
         self._address = address
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._parts: list[bytes] = []  # of the body, until `follow`
         self._take: Callable[[bytes], None] = self._parts.append
         self._is_whole = False
@@ -61,6 +65,10 @@ class HttpAnswer(asyncio.Protocol):
         await self._until(lambda: self._is_whole)
         return b"".join(self._parts)
 
+    def close(self) -> None:
+        """Let go of its parser and of what took the body, which would wait for the collector."""
+        self._parser, self._parts, self._take = None, [], _drop
+
     async def _until(self, has_come: Callable[[], bool]) -> None:
         while not has_come():
             if self._failure is not None:
@@ -80,6 +88,8 @@ class HttpAnswer(asyncio.Protocol):
     # --- asyncio's and httptools' callbacks ---------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        if self._parser is None:
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as e:
@@ -89,7 +99,8 @@ class HttpAnswer(asyncio.Protocol):
         self._fail(HttpFailedError(f"{self._address} closed the connection"))
 
     def on_headers_complete(self) -> None:
-        self.status = self._parser.get_status_code()
+        if self._parser is not None:
+            self.status = self._parser.get_status_code()
         self._wake()
 
     def on_body(self, body: bytes) -> None:
@@ -141,6 +152,7 @@ class StockClient:
             yield answer
         finally:
             transport.abort()
+            answer.close()
 
     async def get(self, path: str) -> bytes:
         """Return the body of a 200.  Raises HttpFailedError."""
