@@ -65,10 +65,14 @@ def test_a_model_is_downloaded_once_and_no_other_file(hub: HubServer, tmp_path: 
     assert hub.requested == {}
 
 
-@pytest.mark.parametrize("missing", ["", "config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize(
+    "missing",
+    ["", "config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"],
+)
 def test_the_cache_of_the_hub_is_taken_where_it_is_whole(
     missing: str, hub: HubServer, tmp_path: Path
 ) -> None:
+    (hub.folder / "tokenizer_config.json").write_text("{}")
     cache = tmp_path / ".cache/huggingface/hub/models--acme--tiny"
     snapshot = cache / "snapshots" / COMMIT
     shutil.copytree(hub.folder, snapshot)

@@ -165,7 +165,8 @@ def cached_snapshot(download: ModelDownload) -> Path | None:
         raise _no_name(download.repo, e) from e
     except (LocalEntryNotFoundError, FetchError):
         return None
-    return folder if TOKENIZER in names else None
+    # Other programs leave some small files out, which a download brings.
+    return folder if {TOKENIZER, "tokenizer_config.json"} <= names else None
 
 
 def small_files(files: Iterable[RemoteFile]) -> list[RemoteFile]:
