@@ -28,6 +28,16 @@ def test_the_code_that_would_serve_is_named(family: str, verdict: str, tmp_path:
     assert found.output.startswith(f"{folder}: {verdict}")
 
 
+def test_python_files_of_the_model_are_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_tiny_model("llama", tmp_path / "tiny")
+    (folder / "torch.py").write_text("raise SystemExit('it was run')")
+    monkeypatch.chdir(folder)
+
+    assert pdctl("check", ".").exit_code == 0
+
+
 def test_a_refusal_gives_the_reason_and_the_way_out(tmp_path: Path) -> None:
     folder = make_tiny_model("llama", tmp_path / "tiny")
     config = json.loads((folder / "config.json").read_text())

@@ -11,7 +11,7 @@ from pdcluster_api.errors import StartError
 from pdctl.cli.options import reported
 from pdctl.local.model import no_folder
 
-_PROGRAM = (sys.executable, "-m", "pdcluster_worker.processes.check_model")
+_PROGRAM = (sys.executable, "-P", "-m", "pdcluster_worker.processes.check_model")
 _ERROR = "error: "
 
 

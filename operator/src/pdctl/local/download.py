@@ -17,7 +17,7 @@ def downloaded(hub: HuggingFaceSpec, target: Path, *options: str) -> Path:
 
     Shows how far it is on stderr.  Raises StartError.
     """
-    program = (sys.executable, "-m", "pdcluster_worker.fetch")
+    program = (sys.executable, "-P", "-m", "pdcluster_worker.fetch")
     source = (f"--repo={hub.repo}", f"--revision={hub.revision}", f"--target={target}")
     bar = ("--bar",) if sys.stderr.isatty() else ()
     command = (*program, *source, "--hub-cache", f"--attempts={_ATTEMPTS}", *bar, *options)

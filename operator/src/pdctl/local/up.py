@@ -6,6 +6,7 @@ On an error all that was started is stopped before the error is shown.
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,8 @@ from pdctl.local.screen import Screen
 from pdctl.local.verification import watch_remarks, watch_transfers
 from pdctl.local.watcher import DisaggregationReporter, Row, Watcher, make_state
 
-WORKER_COMMAND = (sys.executable, "-m", "pdcluster_worker")
+# -P: Python files of the folder in which pdctl runs, often a model's, stay out.
+WORKER_COMMAND = (sys.executable, "-P", "-m", "pdcluster_worker")
 
 
 @dataclass(frozen=True)
@@ -274,7 +276,8 @@ def _announcement(request: UpRequest, address: str) -> str:
     name = request.cluster.spec.model.name
     body = json.dumps({"model": name, "messages": messages, "temperature": 0})
     url = f"http://{address}/v1"
-    key = ' -H "Authorization: Bearer $PDCLUSTER_API_KEY"' if request.api_key else ""
+    value = "$PDCLUSTER_API_KEY" if "PDCLUSTER_API_KEY" in os.environ else "KEY"
+    key = f' -H "Authorization: Bearer {value}"' if request.api_key else ""
     return (
         f"ready: {url}\n\n  curl {url}/chat/completions -H 'Content-Type: application/json'{key} "
         f"\\\n    -d '{body}'\n\nCtrl-C to stop"

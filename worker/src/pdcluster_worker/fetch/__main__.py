@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pdcluster_worker.errors import FetchError, HubError
 from pdcluster_worker.fetch.model_folder import ModelDownload, meaning
-from pdcluster_worker.system.process import end_on_sigterm, start_logging
+from pdcluster_worker.system.process import end_on_sigterm, start_logging, terminate_with_parent
 
 ATTEMPTS = 10
 """Failures in a row without one new byte: some five minutes until the caller sees it."""
@@ -30,6 +30,8 @@ def main() -> int:
     end_on_sigterm()
     arguments = _parser().parse_args()
     start_logging()
+    if arguments.hub_cache:  # pdctl waits for it
+        terminate_with_parent()
     if arguments.bar:
         logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line per request

@@ -138,6 +138,7 @@ class RankProcesses:
         descriptors = [end.fileno() for end in given]
         command = (
             sys.executable,
+            "-P",
             "-m",
             "pdcluster_worker.processes.rank_start",
             *map(str, descriptors),

@@ -110,7 +110,7 @@ class EngineChild(Child):
         if self._board is not None:
             arguments += ["--board", str(self._board)]
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "pdcluster_worker", *arguments),
+            *(sys.executable, "-P", "-m", "pdcluster_worker", *arguments),
             env=self._environment,
             pass_fds=() if self._board is None else (self._board,),
         )
