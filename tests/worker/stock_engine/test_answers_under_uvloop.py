@@ -4,7 +4,6 @@ import asyncio
 import gc
 import time
 import weakref
-from collections.abc import Coroutine
 
 import uvloop
 
@@ -16,11 +15,7 @@ from tests.worker.stock_engine.rig import Rig, rigged, spec
 QUIET_SECONDS = 0.2
 
 
-def on_uvloop(test: Coroutine[None, None, None]) -> None:
-    uvloop.run(test)
-
-
-async def said_meanwhile(rig: Rig) -> list[EngineOutput]:
+async def outputs_meanwhile(rig: Rig) -> list[EngineOutput]:
     await asyncio.sleep(QUIET_SECONDS)
     return [rig.outputs.get_nowait() for _ in range(rig.outputs.qsize())]
 
@@ -39,9 +34,9 @@ def test_a_token_that_waits_in_the_socket_is_of_no_aborted_request_nor_of_a_late
             hold_the_loop()
             rig.engine.take(messages.Abort("r"))
             rig.engine.take(messages.Submit(spec()))
-            assert await said_meanwhile(rig) == []
+            assert await outputs_meanwhile(rig) == []
 
-    on_uvloop(test())
+    uvloop.run(test())
 
 
 def test_a_fetch_that_is_given_up_as_its_first_token_comes_is_computed_here() -> None:
@@ -55,12 +50,12 @@ def test_a_fetch_that_is_given_up_as_its_first_token_comes_is_computed_here() ->
             overdue, rig.reports.fetches.overdue = rig.reports.fetches.overdue, lambda now: ["r"]
             rig.engine._give_up()
             rig.reports.fetches.overdue = overdue
-            (failed,) = await said_meanwhile(rig)
+            (failed,) = await outputs_meanwhile(rig)
             assert isinstance(failed, messages.FetchFailed)
             rig.engine.take(messages.ReceiveFailed("r", rig.epoch, None))
             await asyncio.wait_for(rig.fake.calls.get(), 5)
 
-    on_uvloop(test())
+    uvloop.run(test())
 
 
 def test_an_answer_that_ended_holds_nothing() -> None:
@@ -83,6 +78,6 @@ def test_an_answer_that_ended_holds_nothing() -> None:
 
     gc.disable()
     try:
-        on_uvloop(test())
+        uvloop.run(test())
     finally:
         gc.enable()
