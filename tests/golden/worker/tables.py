@@ -54,7 +54,7 @@ Loader.add_constructor("!nested", construct_nested)
 
 
 def read_tables(path: Path) -> dict[str, Any]:
-    tables: dict[str, Any] = yaml.load(path.read_text(), Loader)["tables"]  # noqa: S506
+    tables: dict[str, Any] = yaml.load(path.read_text(), Loader)["tables"]  # noqa: S506 - a SafeLoader
     return tables
 
 

@@ -174,7 +174,7 @@ async def test_tokens_are_those_of_a_local_prefill(rig, remote, local, outcome):
     ],
     ids=["an engine without checksums", "an engine that fetches measures the rate itself"],
 )
-async def test_what_an_engine_does_not_say_is_not_asked_of_it(rig, received, figures):
+async def test_a_transfer_without_a_checksum_is_verified(rig, received, figures):
     rig.received = received
 
     found = await rig.run()

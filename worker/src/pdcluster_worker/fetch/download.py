@@ -196,7 +196,7 @@ def progress_bar(folder: Path, files: Sequence[RemoteFile], total: int) -> Itera
     """The hub client's own, on stderr."""
     begun = _num_present(folder, files)
     options = {"total": total, "initial": begun, "unit": "B", "unit_scale": True}
-    with tqdm(desc=files[-1].name, **options) as bar:  # type: ignore[no-untyped-call]
+    with tqdm(desc=files[-1].name, **options) as bar:  # type: ignore[no-untyped-call]  # it has no types
 
         def report() -> None:
             bar.update(_num_present(folder, files) - bar.n)
