@@ -1,8 +1,8 @@
 """Keep the chart's copies of files that have their home elsewhere: the CRDs, and the sample
-cluster.
+cluster; and pdctl's copy of the chart's alerts.
 
-A chart can only hold what lies below it, so it has copies.  `chart_copies.py`
-makes them; `chart_copies.py --check` changes nothing, names each copy that is
+A chart and a wheel can only hold what lies below them.  `chart_copies.py` makes
+the copies; `chart_copies.py --check` changes nothing, names each copy that is
 missing, different or left over, and exits 1 when there is one.
 """
 
@@ -42,7 +42,12 @@ def wanted(root: Path) -> dict[Path, Path]:
     crds = {
         root / CHART / "crds" / path.name: path for path in sorted((root / "crds").glob("*.yaml"))
     }
-    return {**crds, root / CHART / "files" / sample.name: sample}
+    alerts = root / CHART / "monitoring" / "alerts.yaml"
+    return {
+        **crds,
+        root / CHART / "files" / sample.name: sample,
+        root / "operator" / "src" / "pdctl" / "local" / alerts.name: alerts,
+    }
 
 
 def left_over(root: Path) -> list[Path]:

@@ -25,8 +25,9 @@ def chart_copies() -> ModuleType:
 @pytest.fixture
 def tree(tmp_path: Path, chart_copies: ModuleType) -> Path:
     """A repository with a CRD, a sample and their copies."""
-    for folder in ("crds", "examples"):
-        (tmp_path / folder).mkdir()
+    for folder in ("crds", "examples", "operator/src/pdctl/local", "charts/pdcluster/monitoring"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "charts/pdcluster/monitoring/alerts.yaml").write_text("groups: []\n")
     (tmp_path / "crds" / "thing.yaml").write_text("kind: Thing\n")
     (tmp_path / "examples" / "hugging-face.yaml").write_text("kind: PDCluster\n")
     assert chart_copies.main([], tmp_path) == 0
@@ -37,7 +38,7 @@ def test_check_passes_on_fresh_copies(
     tree: Path, chart_copies: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert chart_copies.main(["--check"], tree) == 0
-    assert capsys.readouterr().out.strip() == "chart_copies: 2 files, 0 problems"
+    assert capsys.readouterr().out.strip() == "chart_copies: 3 files, 0 problems"
 
 
 CRDS = Path("charts/pdcluster/crds")
@@ -70,7 +71,7 @@ def test_check_names_the_copy_and_copying_mends_it(
     assert chart_copies.main(["--check"], tree) == 1
     assert capsys.readouterr().out.splitlines() == [
         message,
-        "chart_copies: 2 files, 1 problems; run `make charts`",
+        "chart_copies: 3 files, 1 problems; run `make charts`",
     ]
     assert chart_copies.main([], tree) == 0
     assert chart_copies.main(["--check"], tree) == 0

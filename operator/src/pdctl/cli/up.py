@@ -96,6 +96,14 @@ SglangPython = Annotated[
         "engine.command; without either python3 on the PATH",
     ),
 ]
+Observe = Annotated[
+    bool,
+    typer.Option(
+        "--observe",
+        help="run Prometheus (Debian's package prometheus) beside the workers, with the alerts "
+        "of the chart",
+    ),
+]
 Progress = Annotated[
     bool, typer.Option(help="a live table; without it a line for each change, for pipes and CI")
 ]
@@ -152,6 +160,7 @@ def up_command(
     model_path: ModelPath = None,
     vllm: VllmProgram = None,
     sglang: SglangPython = None,
+    observe: Observe = False,
     progress: Progress = True,
     state_dir: StateDir = None,
 ) -> None:
@@ -170,6 +179,7 @@ def up_command(
         api_key=api_key or None,
         model_path=model_path,
         programs={name: path for name, path in given.items() if path is not None},
+        observe=observe,
     )
     with reported(file):
         prepared = prepare(request)

@@ -17,12 +17,11 @@ from pdcluster_schema import etcd_keys
 from pdcluster_schema.etcd_keys import records_prefix
 from pdcluster_schema.pdcluster import PDCluster
 from pdctl.local.machine import free_port
-from pdctl.local.processes import Launch, ManagedProcess
+from pdctl.local.processes import Launch, ManagedProcess, running
 from pdctl.local.run_directory import RunDirectory
 
 START_SECONDS = 15.0
 POLL_SECONDS = 0.02
-_END_SECONDS = 5.0  # it only closes files; later it is killed
 
 
 @contextlib.asynccontextmanager
@@ -48,16 +47,9 @@ async def running_etcd(
         yield given, None
         return
     launch, endpoint = etcd_launch(find_etcd(), run.etcd_data, run.logs / "etcd.log")
-    managed = ManagedProcess(launch, echo)
-    task = asyncio.create_task(managed.run())
-    try:
+    async with running(launch, echo) as managed:
         await wait_until_reachable(endpoint, launch.log)
         yield (endpoint,), managed
-    finally:
-        managed.stop()
-        await asyncio.wait({task}, timeout=_END_SECONDS)
-        managed.kill()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def find_etcd() -> Path:

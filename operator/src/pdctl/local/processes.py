@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -193,6 +193,23 @@ class ManagedProcess:
         lines = last_lines(self.launch.log, _LAST_LINES)
         words = "\n    ".join(["last lines of its log:", *lines]) if lines else "its log is empty"
         return f"{words}\n    ({self.launch.log})"
+
+
+_END_SECONDS = 5.0  # to close files; later it is killed
+
+
+@contextlib.asynccontextmanager
+async def running(launch: Launch, report: Report) -> AsyncIterator[ManagedProcess]:
+    """A program that is no worker, started again whenever it ends."""
+    managed = ManagedProcess(launch, report)
+    task = asyncio.create_task(managed.run())
+    try:
+        yield managed
+    finally:
+        managed.stop()
+        await asyncio.wait({task}, timeout=_END_SECONDS)
+        managed.kill()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def describe_exit(code: int) -> str:

@@ -4,7 +4,7 @@
     STATE_DIR/NAME/cluster.yaml    of a `pdctl up MODEL`
     STATE_DIR/.gpus/UUID           held by the one whose workers have that GPU
     STATE_DIR/NAME/run-PID-XXXX/   state.json  transfers.json  remarks.json
-                                   config/  certificates/  etcd/  logs/
+                                   config/  certificates/  etcd/  logs/  prometheus/
 
 A run's folder stays for its logs until the next run of the same name removes it.
 """
@@ -58,7 +58,7 @@ class RunDirectory:
                 if not old.is_alive:
                     shutil.rmtree(old.path, ignore_errors=True)
             run = cls(Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=parent)))
-            for folder in (run.config, run.certificates, run.logs):
+            for folder in (run.config, run.certificates, run.logs, run.prometheus):
                 folder.mkdir()
         except OSError as e:
             raise _cannot_write(parent, e) from e
@@ -98,6 +98,10 @@ class RunDirectory:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    @property
+    def prometheus(self) -> Path:
+        return self.path / "prometheus"
 
     @property
     def etcd_data(self) -> Path:

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -27,6 +27,7 @@ from pdctl.local.model import FoundModel, find_model, with_adapters
 from pdctl.local.plan import NO_GPUS, LocalPlan, plan_local
 from pdctl.local.policy import PolicyWatcher
 from pdctl.local.processes import CONFIGURATION_ERROR, ManagedProcess, Supervisor
+from pdctl.local.prometheus import find_prometheus, observing, write_targets
 from pdctl.local.run_directory import (
     LOOPBACK,
     RunDirectory,
@@ -52,6 +53,7 @@ class UpRequest:
     port:       0 = any free one
     host:       address of the API; api_key: that it asks for
     model_path: overrides the object's model; programs: of its stock engine, by type, over its own
+    observe:    run Prometheus beside the workers
     """
 
     source: Path
@@ -62,6 +64,7 @@ class UpRequest:
     api_key: str | None = None
     model_path: Path | None = None
     programs: Mapping[str, Path] = field(default_factory=dict)
+    observe: bool = False
     command: tuple[str, ...] = WORKER_COMMAND
 
 
@@ -110,6 +113,8 @@ def prepare(request: UpRequest) -> PreparedRun:
     model = find_model(request.cluster, request.source, request.model_path)
     plan = with_programs(plan, request.source, request.programs)
     _check_port(request.host, port)
+    if request.observe:
+        find_prometheus()
     return PreparedRun(request, plan, model)
 
 
@@ -154,21 +159,12 @@ async def _serve(prepared: PreparedRun, screen: Screen) -> None:
     cluster, plan = prepared.request.cluster, prepared.plan
     name, namespace = cluster.metadata.name, cluster.metadata.namespace
     run, key = RunDirectory.create(prepared.request.state_dir, name), prepared.request.api_key
-    screen.echo(
-        f"{name}: starting revision {plan.revision}, one process per worker: "
-        f"{len(plan.processes)}; logs in {run.logs}"
-    )
-    for line in (
-        f"model {prepared.model.path}, from {prepared.model.origin}",
-        *(
-            f"{each.name} has GPU {', '.join(str(gpu.index) for gpu in each.devices)}"
-            for each in plan.processes
-            if each.devices
-        ),
-        *ineffective_remarks(cluster),
-    ):
+    for line in _beginning(prepared, run):
         screen.echo(line)
-    async with running_etcd(cluster, run, screen.echo) as (endpoints, etcd):
+    async with (
+        running_etcd(cluster, run, screen.echo) as (endpoints, etcd),
+        observing(run, screen.echo, starts=prepared.request.observe),
+    ):
         settings = RunSettings(
             run,
             prepared.model.path,
@@ -188,6 +184,7 @@ async def _serve(prepared: PreparedRun, screen: Screen) -> None:
         def changed(rows: Sequence[Row]) -> None:
             pid = etcd.pid if etcd else None
             run.write_state(make_state(policy.cluster, plan, settings, pid, rows))
+            write_targets(run, cluster, plan.revision, rows)
             screen.show(rows)
             disaggregation.show(rows)
 
@@ -198,6 +195,19 @@ async def _serve(prepared: PreparedRun, screen: Screen) -> None:
         await _prime(watcher)
         await _run_workers(prepared, _Components(run, supervisor, watcher, policy), signals, screen)
     screen.echo("stopped")
+
+
+def _beginning(prepared: PreparedRun, run: RunDirectory) -> Iterator[str]:
+    cluster, plan = prepared.request.cluster, prepared.plan
+    yield (
+        f"{cluster.metadata.name}: starting revision {plan.revision}, one process per worker: "
+        f"{len(plan.processes)}; logs in {run.logs}, scrape config in {run.prometheus}"
+    )
+    yield f"model {prepared.model.path}, from {prepared.model.origin}"
+    for each in plan.processes:
+        if each.devices:
+            yield f"{each.name} has GPU {', '.join(str(gpu.index) for gpu in each.devices)}"
+    yield from ineffective_remarks(cluster)
 
 
 async def _run_workers(

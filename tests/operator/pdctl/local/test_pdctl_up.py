@@ -1,7 +1,10 @@
 """`pdctl up` from start to end, with real etcd and stand-in workers."""
 
+import contextlib
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 import yaml
@@ -267,3 +271,50 @@ async def test_up_says_that_a_given_etcd_is_unreachable(
         run = start()
         assert run.process.wait(30) == 1
     assert f"spec.discovery.etcd.endpoints: etcd does not answer at {endpoint}" in run.text()
+
+
+def api(prometheus: str, path: str) -> Any:
+    """What Prometheus answers."""
+    return httpx.get(f"{prometheus}/api/v1/{path}").raise_for_status().json()["data"]
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="Debian's package prometheus")
+async def test_observe_runs_prometheus_over_the_workers_and_ends_it_with_them(
+    start: Callable[..., Run], wait_until: Callable[..., Any]
+) -> None:
+    run = start("--port", "0", "--observe")
+    await run.shows(READY)
+    (address,) = re.findall(r"^prometheus: (http://127.0.0.1:\d+),", run.text(), re.MULTILINE)
+
+    def targets() -> list[tuple[str, ...]]:
+        names = ("namespace", "pdcluster", "role", "pool", "pod")
+        with contextlib.suppress(httpx.TransportError):
+            found = api(address, "targets")["activeTargets"]
+            return sorted(tuple(each["labels"][name] for name in names) for each in found)
+        return []
+
+    await wait_until(lambda: len(targets()) == 2, "both workers are scraped")
+    assert targets() == [
+        ("default", "chat", role, "cpu", f"chat-{role}-cpu-0") for role in ("decode", "prefill")
+    ]
+    groups = api(address, "rules")["groups"]
+    names = {rule["name"] for group in groups for rule in group["rules"]}
+    assert "PDClusterEngineStalled" in names
+    assert "PDClusterOperatorSilent" not in names  # there is no operator here
+
+    run.process.send_signal(signal.SIGTERM)
+    assert run.process.wait(30) == 0
+    assert processes_of(run) == []
+
+
+def test_observe_without_prometheus_says_what_to_install(
+    start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    run = start("--port", "0", "--observe")
+
+    assert run.process.wait(30) == 2
+    assert "no prometheus on the PATH; install it (Debian: apt-get install prometheus)" in (
+        " ".join(run.text().split())
+    )
+    assert run.state() is None
