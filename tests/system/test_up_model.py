@@ -3,10 +3,6 @@ with a key.
 """
 
 import os
-import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,38 +11,19 @@ import pytest
 
 from pdctl.local.run_directory import runs
 from tests.chat_model import chat_model
-from tests.system.pdctl import pdctl
-from tests.system.waiting import wait_for
-
-START_SECONDS = 120.0
+from tests.system.pdctl import START_SECONDS, pdctl, up
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """Address of the API, and the folder of the run's state; the run ends with 0."""
-    output, state = tmp_path / "output", tmp_path / "state"
-    command = [sys.executable, "-m", "pdctl", "up", str(chat_model()), "--host", "0.0.0.0"]
-    with output.open("wb") as written:
-        process = subprocess.Popen(
-            [*command, "--port", "0", "--no-progress", "--state-dir", str(state)],
-            stdout=written,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PDCLUSTER_API_KEY": "sesame"},
-        )
-    try:
-        wait_for(
-            lambda: "ready: " in output.read_text() or process.poll() is not None,
-            START_SECONDS,
-            output.read_text,
-        )
-        found = re.search(r"^ready: (http://\S+)/v1$", output.read_text(), re.MULTILINE)
-        assert found, output.read_text()
-        yield found[1], state
-        process.send_signal(signal.SIGINT)
-        assert process.wait(START_SECONDS) == 0
-    finally:
-        process.kill()
-        process.wait()
+    """Address of the API, and the folder of the run's state."""
+    state = tmp_path / "state"
+    with up(
+        *(str(chat_model()), "--host", "0.0.0.0", "--state-dir", str(state)),
+        output=tmp_path / "output",
+        environment={**os.environ, "PDCLUSTER_API_KEY": "sesame"},
+    ) as address:
+        yield address, state
 
 
 def test_a_folder_is_served_to_clients_with_the_key(served: tuple[str, Path]) -> None:

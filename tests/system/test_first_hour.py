@@ -1,0 +1,119 @@
+"""The first hour, docs/start.md: its blocks run as they stand there, in order, against what
+`make run` serves.  The port is all that is changed.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chat_model import chat_model
+from tests.system.pdctl import up
+from tests.system.waiting import wait_for
+
+ROOT = Path(__file__).parents[2]
+ADDRESS = "http://127.0.0.1:8000"
+SECONDS = 500.0
+ELSEWHERE = ("make run", "pdctl up FOLDER")  # the fixture here; test_up_model.py
+SHOWN = {  # block, by how it begins: words that its output has
+    "curl": ("x-pdcluster-prefill: remote", "The capital of France is Paris."),
+    "from openai": ("",),
+    "pdctl status": ("chat", "prefill", "decode", "pdcluster_"),
+    "pdctl bench serve": ("Serving Benchmark Result", "TTFT"),
+    "pdctl validate": ("chat is valid",),
+    "pdctl autoscale replay": ("replay",),
+}
+"""What a reader should see of each block; a block that begins otherwise fails the test."""
+
+
+def blocks(page: str) -> list[str]:
+    """The indented blocks of a page, in order, without their indentation."""
+    found = re.findall(r"(?:^    .*\n(?:\n(?=    ))*)+", page, re.MULTILINE)
+    return [re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in found]
+
+
+PAGE = [
+    block
+    for block in blocks((ROOT / "docs" / "start.md").read_text())
+    if not block.startswith(ELSEWHERE)
+]
+
+
+class Reader:
+    """Types what the page says, in a folder with the examples."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.address = ADDRESS
+        self.request = ""  # x-request-id of the last answer that had one
+        self.environment = os.environ | {
+            "XDG_STATE_HOME": str(folder / "state"),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "NO_PROXY": "127.0.0.1",
+            "no_proxy": "127.0.0.1",
+        }
+
+    def type(self, block: str) -> str:
+        """Run a block, to its end or until one of its commands fails; what it printed."""
+        shell = [sys.executable] if block.startswith("from ") else ["bash", "-e"]
+        text = block.replace(ADDRESS, self.address).replace("--request ID", self.request)
+        done = subprocess.run(
+            shell,
+            input=text,
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
+        if found := re.search(r"^x-request-id: (\S+)", done.stdout, re.MULTILINE):
+            self.request = f"--request {found[1]}"
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed, and the page uses it")
+    chat_model()
+    reader = Reader(tmp_path_factory.mktemp("reader"))
+    shutil.copytree(ROOT / "examples", reader.folder / "examples")
+    with up(
+        "examples/chat.yaml",
+        output=reader.folder / "output",
+        environment=reader.environment,
+        folder=reader.folder,
+    ) as reader.address:
+        yield reader
+
+
+def test_every_block_does_what_the_page_says(reader: Reader) -> None:
+    for block in PAGE:
+        words = next((SHOWN[start] for start in SHOWN if block.startswith(start)), None)
+        assert words is not None, f"say in SHOWN what a reader should see of\n{block}"
+        output = reader.type(block)
+        assert all(word in output for word in words), f"{block}\n{output}"
+
+
+def test_a_changed_policy_is_in_use_within_seconds(reader: Reader) -> None:
+    """The part "Change it while it runs", which has no block for it."""
+    file = reader.folder / "examples" / "chat.yaml"
+    text, changes = re.subn(r"(prefillLengthThreshold:) \d+", r"\1 16", file.read_text())
+    assert changes == 1
+    file.write_text(text)
+    question = PAGE[0].replace('"pdcluster": {"prefill": "remote"}', '"max_tokens": 2')
+
+    def remote() -> bool:
+        new = f"As of {os.urandom(8).hex()}, which river runs through which city of Europe?"
+        return "prefill: remote" in reader.type(
+            question.replace("What is the capital of France?", new)
+        )
+
+    wait_for(remote, 60.0, "no new question was prefilled remotely", poll_seconds=1.0)
