@@ -15,7 +15,7 @@ from pdcluster_api.apiserver.connection import ApiMetrics, connect
 from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_operator.controller import Controller, ControllerSettings
-from pdcluster_operator.queue.runner import Done
+from pdcluster_operator.queue.work_queue import Done
 from pdcluster_operator.reconcile.session import Session
 
 SITE = RenderSettings("example/worker:1", "example/etcd:1", "default", "cluster.local")

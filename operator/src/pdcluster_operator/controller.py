@@ -16,7 +16,7 @@ from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.informer.watches import SILENCE_SECONDS, ObjectLister, Watches
 from pdcluster_operator.queue.resync import GRACE_SECONDS, QueueHealth, Resync
-from pdcluster_operator.queue.runner import Done, QueueRunner
+from pdcluster_operator.queue.work_queue import Done, QueueRunner
 from pdcluster_operator.reconcile.apply_plan import PlanApplier
 from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests

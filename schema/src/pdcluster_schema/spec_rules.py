@@ -21,9 +21,8 @@ from pdcluster_schema.routing import PREFILL_PARTS
 from pdcluster_schema.section import Cel, Rule
 from pdcluster_schema.sections import COMPUTING, ROLES
 from pdcluster_schema.service import discovery_rules
-from pdcluster_schema.sglang_rules import sglang_rules
 from pdcluster_schema.stock_engine import PDCLUSTER_ONLY, STOCK_ONLY, VLLM
-from pdcluster_schema.stock_rules import front_end_rules, stock_rules
+from pdcluster_schema.stock_rules import front_end_rules, sglang_rules, stock_rules
 from pdcluster_schema.values import is_label
 from pdcluster_schema.workload import (
     MAX_GROUPED_NAME,

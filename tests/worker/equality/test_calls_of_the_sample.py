@@ -18,7 +18,7 @@ from pdcluster_worker.messages.requests import RequestSpec, Token
 from pdcluster_worker.server.generation.chat_answer import ParserNames, model_parsers
 from pdcluster_worker.server.generation.choice import Choice
 from pdcluster_worker.server.generation.sampling import ModelLimits, specs_for
-from pdcluster_worker.server.openai.conversation import prepare
+from pdcluster_worker.server.openai.own_front_end import prepare
 from pdcluster_worker.server.schemas.requests import ChatRequest
 from pdcluster_worker.server.text.events import WholeAnswer, assembled
 from pdcluster_worker.server.text.tokenizer import Tokenizer

@@ -20,10 +20,10 @@ from pdcluster_api.manifests.access import (
     workload_budget,
 )
 from pdcluster_api.manifests.etcd import etcd_record_name, render_etcd
-from pdcluster_api.manifests.gang import gang_of
 from pdcluster_api.manifests.groups import (
     GroupRun,
     follower_template,
+    gang_of,
     group_sets,
     placement_of_groups,
 )

@@ -21,7 +21,7 @@ from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_api.plan.result import ClusterPlan, PlannedEvent
 from pdcluster_api.rendering import Records, Rendering, record_lost
 from pdcluster_operator.informer.cache import Cache
-from pdcluster_operator.queue.runner import WriteGate
+from pdcluster_operator.queue.work_queue import WriteGate
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
 from pdcluster_operator.reconcile.observation import Observation, in_slices
 from pdcluster_operator.reconcile.session import Fingerprint, Session, digest_of

@@ -14,7 +14,7 @@ from pdcluster_api.plan.cluster_status import plan_invalid, plan_status
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_api.plan.result import ClusterPlan, PlannedEvent, StatusPlan
 from pdcluster_api.plan.status.events import cut_short
-from pdcluster_operator.queue.runner import Done
+from pdcluster_operator.queue.work_queue import Done
 from pdcluster_operator.reconcile.apply_plan import ApplyResult, PlanApplier, certificates_end
 from pdcluster_operator.reconcile.metrics import ControllerMetrics
 from pdcluster_operator.reconcile.observation import (

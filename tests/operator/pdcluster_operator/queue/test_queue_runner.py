@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pdcluster_api.apiserver.kinds import Key
-from pdcluster_operator.queue.runner import Done, QueueRunner
-from pdcluster_operator.queue.work_queue import WorkQueue
+from pdcluster_operator.queue.work_queue import Done, QueueRunner, WorkQueue
 from pdcluster_schema.backoff import Backoff
 
 A, B, C = (Key("default", name) for name in "abc")

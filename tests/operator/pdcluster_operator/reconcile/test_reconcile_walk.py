@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 import pdcluster_operator
 from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_operator.controller import Controller, ControllerSettings
-from pdcluster_operator.queue.runner import Done
+from pdcluster_operator.queue.work_queue import Done
 from tests.operator import bodies
 from tests.operator.pdcluster_operator.reconcile.api_fake import FakeApi
 from tests.operator.pdcluster_operator.reconcile.sessions import KEY

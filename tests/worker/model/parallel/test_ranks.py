@@ -114,7 +114,7 @@ def test_a_dead_rank_is_reported_at_once_and_breaks_the_next_step(tiny_folder: F
         (rank,) = [
             child
             for child in psutil.Process().children()
-            if any("rank_start" in word for word in child.cmdline())
+            if any("rank_process" in word for word in child.cmdline())
         ]
         os.kill(rank.pid, signal.SIGKILL)
         assert died.wait(WAIT_SECONDS)

@@ -9,8 +9,8 @@ import torch
 
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.requests import SamplingParams
+from pdcluster_worker.model.sampling.picking import QUANTUM, token_weights
 from pdcluster_worker.model.sampling.rows import plan_rows
-from pdcluster_worker.model.sampling.weights import QUANTUM, token_weights
 
 
 def make_request(tokens=(1, 2), num_prompt=None, name="r", **sampling):

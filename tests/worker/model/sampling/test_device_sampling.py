@@ -19,7 +19,7 @@ from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.ops import cuda
 from pdcluster_worker.model.ops.cuda import CudaOperations
 from pdcluster_worker.model.runner import Runner
-from pdcluster_worker.model.sampling import picking, weights
+from pdcluster_worker.model.sampling import picking
 from pdcluster_worker.model.sampling.picking import pick_tokens
 from pdcluster_worker.model.sampling.rows import Rows
 from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS, Sampler, rank_tokens
@@ -124,7 +124,7 @@ def test_temporaries_of_a_slab_fit_the_memory_that_is_reckoned():
     for logits in (random_logits(1, 24, VOCAB, 0.1), torch.zeros(24, VOCAB)):
         with OtherDevice() as device:
             rank_tokens(device.place(logits), np.arange(24), 20, 8 * VOCAB)
-        assert device.most_bytes <= logits.nbytes + weights.CHUNK_BYTES * 8 * VOCAB
+        assert device.most_bytes <= logits.nbytes + picking.CHUNK_BYTES * 8 * VOCAB
 
 
 @pytest.mark.parametrize("chunk", [1, 5 * VOCAB, 1 << 24])

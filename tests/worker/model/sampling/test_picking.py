@@ -12,9 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcluster_worker.model.sampling import picking
-from pdcluster_worker.model.sampling.picking import NOT_FINITE, NOTHING_LEFT, PICKED, pick_tokens
+from pdcluster_worker.model.sampling.picking import (
+    NOT_FINITE,
+    NOTHING_LEFT,
+    PICKED,
+    QUANTUM,
+    first_tokens,
+    pick_tokens,
+    token_weights,
+)
 from pdcluster_worker.model.sampling.rows import Rows
-from pdcluster_worker.model.sampling.weights import QUANTUM, first_tokens, token_weights
 from tests.worker.model.sampling.sampling_cases import (
     naive_kept,
     naive_pick,

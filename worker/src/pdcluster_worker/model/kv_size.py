@@ -13,7 +13,7 @@ from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.loading.loader import DTYPES, ModelInfo
 from pdcluster_worker.model.prompt_logprobs import MOST_ROWS
-from pdcluster_worker.model.sampling.weights import device_chunk_bytes
+from pdcluster_worker.model.sampling.picking import device_chunk_bytes
 from pdcluster_worker.model.step_plan import row_sizes
 
 logger = logging.getLogger(__name__)

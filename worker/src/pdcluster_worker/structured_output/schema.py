@@ -17,13 +17,14 @@ from pdcluster_worker.structured_output.schema_nodes import (
     SchemaError,
     anchors_of,
     children,
+    is_join,
     looks_around,
     nodes,
+    num_schemas,
     of_rust,
     pointer,
     resolve,
 )
-from pdcluster_worker.structured_output.schema_size import is_join, num_schemas
 
 MAX_COUNT = 10_000
 """Characters, items and properties: a larger upper bound is as good as none, a larger lower one is

@@ -23,10 +23,9 @@ from pdcluster_worker.model.ops.operations import (
 )
 from pdcluster_worker.model.ops.paged_attention import make_attention, power_of_two, strides
 from pdcluster_worker.model.ops.triton_kernels import NO_FUSION, rows, sampling
-from pdcluster_worker.model.sampling.picking import Picks, pick_tokens
+from pdcluster_worker.model.sampling.picking import DEVICE_CHUNK, Picks, pick_tokens
 from pdcluster_worker.model.sampling.rows import Rows
 from pdcluster_worker.model.sampling.sampler import RowOperations, rank_tokens
-from pdcluster_worker.model.sampling.weights import DEVICE_CHUNK
 from pdcluster_worker.model.step_plan import StepLimits, StepPlan
 
 BLOCK = 4096  # tokens that a program looks at together: 8 for each thread

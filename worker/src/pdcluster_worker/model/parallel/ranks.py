@@ -140,7 +140,7 @@ class RankProcesses:
             sys.executable,
             "-P",
             "-m",
-            "pdcluster_worker.processes.rank_start",
+            "pdcluster_worker.processes.rank_process",
             *map(str, descriptors),
         )
         try:

@@ -17,9 +17,17 @@ from pdcluster_worker.engine.ports import Sample, failed_row
 from pdcluster_worker.engine.request import SamplePlace
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.model.sampling.penalties import PenaltyState
-from pdcluster_worker.model.sampling.picking import NOT_FINITE, PICKED, Picks, pick_tokens
+from pdcluster_worker.model.sampling.picking import (
+    CHUNK,
+    NOT_FINITE,
+    PICKED,
+    Picks,
+    first_tokens,
+    pick_tokens,
+    row_chunks,
+    token_weights,
+)
 from pdcluster_worker.model.sampling.rows import Rows, plan_rows
-from pdcluster_worker.model.sampling.weights import CHUNK, first_tokens, row_chunks, token_weights
 from pdcluster_worker.structured_output.masks import Masks
 
 

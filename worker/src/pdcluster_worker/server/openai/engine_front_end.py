@@ -15,8 +15,7 @@ from pdcluster_worker.server.generation.choice import rules_of
 from pdcluster_worker.server.generation.derender import MAX_CALLS, Ask, Derender
 from pdcluster_worker.server.generation.front_end import Prepared, ServedModel
 from pdcluster_worker.server.generation.sampling import check_token_ids
-from pdcluster_worker.server.openai.conversation import sampling_of
-from pdcluster_worker.server.openai.own_front_end import completion_sampling_of
+from pdcluster_worker.server.openai.own_front_end import completion_sampling_of, sampling_of
 from pdcluster_worker.server.schemas.chat_fields import NamedToolChoice
 from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest, Generate
 from pdcluster_worker.server.schemas.structured import constraint_of

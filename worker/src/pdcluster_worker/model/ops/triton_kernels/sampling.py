@@ -8,20 +8,20 @@ import math
 import triton
 import triton.language as tl
 
-from pdcluster_worker.model.sampling import picking, weights
+from pdcluster_worker.model.sampling import picking
 
 PICKED = tl.constexpr(picking.PICKED)
 NOT_FINITE = tl.constexpr(picking.NOT_FINITE)
 NOTHING_LEFT = tl.constexpr(picking.NOTHING_LEFT)
-LOWEST = tl.constexpr(weights.LOWEST)
-LOG2_E = tl.constexpr(weights.LOG2_E)
-LN2_HIGH, LN2_LOW = tl.constexpr(weights.LN2_HIGH), tl.constexpr(weights.LN2_LOW)
+LOWEST = tl.constexpr(picking.LOWEST)
+LOG2_E = tl.constexpr(picking.LOG2_E)
+LN2_HIGH, LN2_LOW = tl.constexpr(picking.LN2_HIGH), tl.constexpr(picking.LN2_LOW)
 TAYLOR_7, TAYLOR_6, TAYLOR_5, TAYLOR_4, TAYLOR_3, TAYLOR_2, TAYLOR_1, TAYLOR_0 = map(
-    tl.constexpr, weights.TAYLOR
+    tl.constexpr, picking.TAYLOR
 )
-ROUND_BELOW = tl.constexpr(weights.ROUND_BELOW)
+ROUND_BELOW = tl.constexpr(picking.ROUND_BELOW)
 # weight of the best token in quanta: a power of two, so products with it are exact
-QUANTA = tl.constexpr(1 / weights.QUANTUM)
+QUANTA = tl.constexpr(1 / picking.QUANTUM)
 # adding and subtracting it rounds to the nearest integer, ties to even
 TO_INTEGER = tl.constexpr(1.5 * 2.0**23)
 INFINITY = tl.constexpr(math.inf)

@@ -1,8 +1,13 @@
-"""A rank process other than rank 0.  An error ends it, and so the engine."""
+"""`python -m pdcluster_worker.processes.rank_process CONTROL [KV_CHANNEL]`: a rank after rank 0.
+
+An error ends it, and so the engine.
+"""
 
 import gc
 import logging
+import os
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,6 +16,7 @@ from torch import Tensor
 
 from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.kv_transfer.rank_port import serve_in_thread
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.decoder import Decoder
 from pdcluster_worker.model.decoder_loader import open_decoder
@@ -22,7 +28,7 @@ from pdcluster_worker.model.parallel.device_parts import handle_of, rank_cache
 from pdcluster_worker.model.parallel.group import RankGroup, rank_device
 from pdcluster_worker.model.rank_layout import ParallelRank
 from pdcluster_worker.model.step_plan import StepLimits
-from pdcluster_worker.system.process import trim_memory
+from pdcluster_worker.system.process import die_with_parent, start_logging, trim_memory
 
 logger = logging.getLogger(__name__)
 
@@ -113,3 +119,30 @@ class RankProcess:
                 if logits.is_cuda:
                     torch.cuda.synchronize()  # its blocks may be read once we answer
             self._control.send(wire.DONE)
+
+
+def main() -> int:
+    """Returns when rank 0 is gone; 1 after a failure, which was sent to rank 0."""
+    die_with_parent()
+    start_logging()
+    descriptors = [int(argument) for argument in sys.argv[1:]]
+
+    def on_cache(memory: KVMemory) -> None:
+        serve_in_thread(socket.socket(fileno=descriptors[1]), memory)
+
+    with socket.socket(fileno=descriptors[0]) as control:
+        setup = wire.decode_setup(control.recv(wire.MAX_BYTES))
+        try:
+            RankProcess(control, setup, on_cache).run()
+        except Exception as e:
+            logger.exception("rank %d failed", setup.rank)
+            control.send(wire.FAILED + f"{type(e).__name__}: {e}".encode()[: wire.MAX_BYTES - 1])
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    logging.shutdown()
+    # As the engine process: nothing is left to save, and torch would report what it leaks.
+    os._exit(status)
