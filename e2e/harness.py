@@ -218,9 +218,13 @@ class Kubernetes:
         return "worker" if "worker" in self.images else "server"
 
     @property
+    def program(self) -> Path:
+        """The kubectl to use."""
+        return Path(shutil.which("kubectl") or CACHE.kubernetes / "kubectl")
+
+    @property
     def _kubectl(self) -> tuple[object, ...]:
-        program = shutil.which("kubectl") or CACHE.kubernetes / "kubectl"
-        return (program, f"--kubeconfig={self.kubeconfig}")
+        return (self.program, f"--kubeconfig={self.kubeconfig}")
 
 
 def example() -> Json:

@@ -5,8 +5,6 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +12,10 @@ import pytest
 
 from tests.chat_model import chat_model
 from tests.system.pdctl import up
+from tests.system.reader import Reader, blocks
 from tests.system.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
-ADDRESS = "http://127.0.0.1:8000"
-SECONDS = 500.0
 ELSEWHERE = ("make run", "pdctl up FOLDER")  # the fixture here; test_up_model.py
 SHOWN = {  # block, by how it begins: words that its output has
     "curl": ("x-pdcluster-prefill: remote", "The capital of France is Paris."),
@@ -28,13 +25,7 @@ SHOWN = {  # block, by how it begins: words that its output has
     "pdctl validate": ("chat is valid",),
     "pdctl autoscale replay": ("replay",),
 }
-"""What a reader should see of each block; a block that begins otherwise fails the test."""
-
-
-def blocks(page: str) -> list[str]:
-    """The indented blocks of a page, in order, without their indentation."""
-    found = re.findall(r"(?:^    .*\n(?:\n(?=    ))*)+", page, re.MULTILINE)
-    return [re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in found]
+"""Shown to a reader by each block; a block that begins otherwise fails the test."""
 
 
 PAGE = [
@@ -42,40 +33,6 @@ PAGE = [
     for block in blocks((ROOT / "docs" / "start.md").read_text())
     if not block.startswith(ELSEWHERE)
 ]
-
-
-class Reader:
-    """Types what the page says, in a folder with the examples."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.address = ADDRESS
-        self.request = ""  # x-request-id of the last answer that had one
-        self.environment = os.environ | {
-            "XDG_STATE_HOME": str(folder / "state"),
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "NO_PROXY": "127.0.0.1",
-            "no_proxy": "127.0.0.1",
-        }
-
-    def type(self, block: str) -> str:
-        """Run a block, to its end or until one of its commands fails; what it printed."""
-        shell = [sys.executable] if block.startswith("from ") else ["bash", "-e"]
-        text = block.replace(ADDRESS, self.address).replace("--request ID", self.request)
-        done = subprocess.run(
-            shell,
-            input=text,
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-        assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
-        if found := re.search(r"^x-request-id: (\S+)", done.stdout, re.MULTILINE):
-            self.request = f"--request {found[1]}"
-        return done.stdout
 
 
 @pytest.fixture(scope="module")
