@@ -50,13 +50,12 @@ def forwarding(chat: Kubernetes, block: str) -> Iterator[str]:
     """Run a `kubectl port-forward` to another port of this machine, and the address there."""
     _, _, service, there = block.split()
     here = free_port()
-    process = chat.start("port-forward", service, f"{here}:{there}")
-    try:
-        wait_for(lambda: _answers(here), 30.0, f"{service} on port {here}")
-        yield f"http://127.0.0.1:{here}"
-    finally:
-        process.kill()
-        process.wait()
+    with chat.start("port-forward", service, f"{here}:{there}") as process:
+        try:
+            wait_for(lambda: _answers(here), 30.0, f"{service} on port {here}")
+            yield f"http://127.0.0.1:{here}"
+        finally:
+            process.kill()
 
 
 def _answers(port: int) -> bool:
