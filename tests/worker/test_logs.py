@@ -1,10 +1,9 @@
 """Whatever is logged is one line on stderr."""
 
-import logging
+import json
+import os
 import subprocess
 import sys
-
-from pdcluster_worker.system.process import OneLineFormatter
 
 PROGRAM = """
 import logging, warnings
@@ -18,10 +17,15 @@ warnings.warn("old\\nways")
 """
 
 
+def run(log_format: str) -> subprocess.CompletedProcess[str]:
+    """A process that logs an error and a warning."""
+    environment = {**os.environ, "PDCLUSTER_LOG_FORMAT": log_format}
+    command = [sys.executable, "-c", PROGRAM]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
 def test_a_traceback_and_a_warning_are_a_line_each() -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
-    )
+    result = run("")
     failure, warning = result.stderr.splitlines()
     assert r"ERROR worker failed reason='x'\nTraceback (most recent call last):\n" in failure
     assert failure.endswith(r"ValueError: two\nlines")
@@ -29,8 +33,16 @@ def test_a_traceback_and_a_warning_are_a_line_each() -> None:
     assert result.stdout == ""
 
 
-def test_what_came_from_outside_cannot_forge_a_line() -> None:
-    record = logging.LogRecord(
-        "worker", logging.INFO, "", 0, "label=%s", ("a\n2026-01-01 ERROR\r\\n",), None
-    )
-    assert OneLineFormatter("%(message)s").format(record) == r"label=a\n2026-01-01 ERROR\r\\n"
+def test_json_is_an_object_for_each_line() -> None:
+    failure, warning = (json.loads(line) for line in run("json").stderr.splitlines())
+
+    assert (failure["level"], failure["message"]) == ("error", "failed reason='x'")
+    assert failure["error"].endswith("ValueError: two\nlines")
+    assert warning["logger"] == "py.warnings"
+
+
+def test_unknown_format_ends_the_process_with_its_name() -> None:
+    result = run("xml")
+
+    assert result.returncode == 2
+    assert result.stderr == "error: PDCLUSTER_LOG_FORMAT is 'xml': set it to text or json\n"

@@ -2,29 +2,27 @@
 logs on stderr.
 """
 
-import json
 import logging
 import re
 import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from pdcluster_api.errors import StartError
+from pdcluster_schema.log_lines import FORMATTERS
 
 Value = TypeVar("Value")
 Number = TypeVar("Number", int, float)
-LogFormat = Literal["text", "json"]
 _PREFIX = "PDCLUSTER_"
 _DNS_NAME = re.compile(
     r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
 )
 _BOOLEANS = {"true": True, "false": False}
 _LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")}
-_FORMATS: Mapping[str, LogFormat] = {"text": "text", "json": "json"}
+_FORMATS = {name: name for name in FORMATTERS}
 _POD_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -46,7 +44,7 @@ class Settings:
     concurrency: int = 4
     http_port: int = 8080  # of probes and metrics; 0 = any, for tests
     log_level: int = logging.INFO
-    log_format: LogFormat = "text"
+    log_format: str = "text"
     leader_election: bool = True
     # path to reach the API server from outside of a pod; None = as its ServiceAccount
     kubeconfig: Path | None = None
@@ -144,41 +142,9 @@ def _own_namespace() -> str:
         return "default"
 
 
-class OneLineText(logging.Formatter):
-    """Writes a record in one line, with control characters by their codes: no text of a tenant, as
-    a name or a message, can make a line of its own.
-    """
-
-    def format(self, record: logging.LogRecord) -> str:
-        return super().format(record).replace("\\", "\\\\").translate(_ESCAPED)
-
-
-class JsonLines(logging.Formatter):
-    """Writes a JSON object: time, level, logger, message, and error, the traceback if any."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        content = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            content["error"] = self.formatException(record.exc_info)
-        return json.dumps(content)
-
-
-_ENDS = [*range(32), *range(0x7F, 0xA0), 0x2028, 0x2029]
-_ESCAPED = {code: repr(chr(code))[1:-1] for code in _ENDS}
-_FORMATTERS: Mapping[LogFormat, logging.Formatter] = {
-    "text": OneLineText("%(asctime)s %(levelname)s %(name)s %(message)s"),
-    "json": JsonLines(),
-}
-
-
-def start_logging(level: int, log_format: LogFormat) -> None:
+def start_logging(level: int, log_format: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_FORMATTERS[log_format])
+    handler.setFormatter(FORMATTERS[log_format])
     logging.basicConfig(level=level, handlers=[handler])
     logging.captureWarnings(True)
     for name in ("kopf", "aiohttp"):

@@ -1,16 +1,23 @@
 """Traces of journeys: where they go, what is in them, and what a collector that is away costs."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from pdcluster_worker.config.worker import Identity, load_worker_config
 from pdcluster_worker.errors import ConfigError, RequestError
+from pdcluster_worker.messages.peers import Fact
 from pdcluster_worker.tracing import trace_context
 from pdcluster_worker.tracing.otel import close_tracing, endpoint_in, start_tracing
-from pdcluster_worker.tracing.request_trace import LIFETIME, RecentTraces, add_event, add_event_at
+from pdcluster_worker.tracing.request_trace import (
+    ENDED,
+    LIFETIME,
+    RecentTraces,
+    add_event,
+    add_event_at,
+)
 from tests.otlp_collector import Collector
 from tests.worker.config.engine_files import MINIMUM, write
 
@@ -30,7 +37,12 @@ def collector(
         assert {span.protocol for span in collector.spans} <= {request.param}
 
 
-async def trace(folder: Path, parent: str = "", error: Exception | None = None) -> dict[str, str]:
+async def trace(
+    folder: Path,
+    parent: str = "",
+    error: Exception | None = None,
+    ended: Mapping[str, Fact] | None = None,
+) -> dict[str, str]:
     """One journey, traced to its end; returns the context that its peers would be given."""
     traces = RecentTraces()
     tracing = start_tracing(
@@ -43,6 +55,8 @@ async def trace(folder: Path, parent: str = "", error: Exception | None = None) 
             add_event("decode_worker", worker="d1", policy="least", cost=2.5)
             for number, name in enumerate(LIFETIME[1:]):
                 add_event_at(name, trace.began_seconds + number)
+            if ended is not None:
+                add_event(ENDED, **ended)
             if error is not None:
                 raise error
     except RequestError:
@@ -72,6 +86,40 @@ async def test_trace_has_the_lifetime_and_a_span_for_each_phase(
         "pdcluster.worker": "d1",
         "pdcluster.policy": "least",
         "pdcluster.cost": 2.5,
+    }
+
+
+async def test_trace_of_an_answer_has_what_the_conventions_for_generative_ai_name(
+    collector: Collector, tmp_path: Path
+) -> None:
+    ended: dict[str, Fact] = {
+        "operation": "chat",
+        "model": "tiny",
+        "choices": 2,
+        "response": "chatcmpl-1",
+        "prompt_tokens": 30,
+        "completion_tokens": 8,
+        "cached_tokens": 16,
+        "ttft_seconds": 0.25,
+        "reason": "length,stop",
+    }
+    await trace(tmp_path, ended=ended)
+
+    (request,) = (span for span in collector.spans if span.name == "request ingress")
+    reasons = request.attributes.pop("gen_ai.response.finish_reasons")
+    assert [each.string_value for each in reasons.values] == ["length", "stop"]
+    found = {name: value for name, value in request.attributes.items() if "gen_ai" in name}
+    assert found == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "pdcluster",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.request.choice.count": 2,
+        "gen_ai.response.id": "chatcmpl-1",
+        "gen_ai.response.model": "tiny",
+        "gen_ai.response.time_to_first_chunk": 0.25,
+        "gen_ai.usage.input_tokens": 30,
+        "gen_ai.usage.output_tokens": 8,
+        "gen_ai.usage.cache_read.input_tokens": 16,
     }
 
 

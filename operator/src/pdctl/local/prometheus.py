@@ -1,4 +1,4 @@
-"""What Prometheus needs of one run, and Debian's Prometheus itself for `pdctl up --observe`.
+"""The files of Prometheus for one run, and Debian's Prometheus itself for `pdctl up --observe`.
 
 The labels of the series are those that the chart's PodMonitor gives them.
 """

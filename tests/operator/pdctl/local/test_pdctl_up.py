@@ -274,7 +274,7 @@ async def test_up_says_that_a_given_etcd_is_unreachable(
 
 
 def api(prometheus: str, path: str) -> Any:
-    """What Prometheus answers."""
+    """Ask Prometheus."""
     return httpx.get(f"{prometheus}/api/v1/{path}").raise_for_status().json()["data"]
 
 

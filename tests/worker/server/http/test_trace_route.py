@@ -89,8 +89,13 @@ async def test_journey_of_a_request_is_found_by_its_id(http: httpx.AsyncClient) 
 
     (trace,) = found.json()["journeys"]
     names = [event["name"] for event in trace["events"]]
-    assert [name for name in names if name != "context"] == ["issued", "decode", "answered"]
-    assert trace["events"][-1]["facts"] == {"status": 200}
+    assert [name for name in names if name != "context"] == [
+        "issued",
+        "decode",
+        "answered",
+        "ended",
+    ]
+    assert trace["events"][-2]["facts"] == {"status": 200}
     assert by_completion.json() == found.json()
 
 

@@ -9,10 +9,12 @@ import signal
 import sys
 from types import FrameType
 
+from pdcluster_schema.log_lines import FORMATTERS, LOG_FORMAT
+from pdcluster_worker.errors import WRONG_SETTING
+
 TERMINATED = 128 + signal.SIGTERM
 FILES_OF_RELAYED = 3  # of a router per request: client, worker, and its own server's
 
-_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _PR_SET_PDEATHSIG = 1
 _OTHER_FILES = 256  # for peers, etcd, the model, pipes
 _ENOUGH_FILES = 65536
@@ -84,19 +86,16 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_MAP_THRESHOLD, _LARGEST_BYTES) and mallopt(_TRIM_THRESHOLD, _KEPT_BYTES))
 
 
-class OneLineFormatter(logging.Formatter):
-    """Escapes line ends, of tracebacks and of text from outside."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return (
-            super().format(record).replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n")
-        )
-
-
 def start_logging() -> None:
-    """Once per process, before anything logs."""
+    """Once per process, before anything logs; ends it where the format is unknown."""
+    name = os.environ.get(LOG_FORMAT) or "text"
+    formatter = FORMATTERS.get(name)
+    if formatter is None:
+        known = " or ".join(FORMATTERS)
+        sys.stderr.write(f"error: {LOG_FORMAT} is {name!r}: set it to {known}\n")
+        sys.exit(WRONG_SETTING)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLineFormatter(_FORMAT))
+    handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.captureWarnings(True)
     # The format uses none of these, nor the source line; collecting them costs a third of a log

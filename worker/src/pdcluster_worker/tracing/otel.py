@@ -19,7 +19,7 @@ from pdcluster_worker.config.worker import Identity, WorkerConfig
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.messages.peers import Fact, TraceEvent
 from pdcluster_worker.tracing import trace_context
-from pdcluster_worker.tracing.request_trace import RecentTraces, RequestTrace
+from pdcluster_worker.tracing.request_trace import ENDED, RecentTraces, RequestTrace
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,17 @@ SERVICE_NAME = "pdcluster-worker"
 _EXPORTERS = {
     "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
+}
+# of the semantic conventions for generative AI
+_GEN_AI = {
+    "operation": "gen_ai.operation.name",
+    "model": "gen_ai.request.model",
+    "choices": "gen_ai.request.choice.count",
+    "response": "gen_ai.response.id",
+    "ttft_seconds": "gen_ai.response.time_to_first_chunk",
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "completion_tokens": "gen_ai.usage.output_tokens",
+    "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
 }
 _BETWEEN = {
     "prefill": ("context_begin", "context_end"),
@@ -209,6 +220,8 @@ class OtelExporter:
                     _attributes(event.facts),
                     timestamp=_nanoseconds(trace, event.seconds),
                 )
+        if (ended := trace.last(ENDED)) is not None:
+            span.set_attributes(_gen_ai(ended.facts))
         failure = trace.last("failed")
         if failure is not None:
             message = str(failure.facts.get("message", ""))
@@ -217,6 +230,16 @@ class OtelExporter:
 
 def _attributes(facts: Mapping[str, Fact]) -> dict[str, Fact]:
     return {f"pdcluster.{name}": value for name, value in facts.items()}
+
+
+def _gen_ai(ended: Mapping[str, Fact]) -> dict[str, Any]:
+    """Attributes of the event ENDED."""
+    return {
+        "gen_ai.provider.name": "pdcluster",
+        "gen_ai.response.model": ended["model"],
+        "gen_ai.response.finish_reasons": str(ended["reason"]).split(","),
+        **{name: ended[fact] for fact, name in _GEN_AI.items() if fact in ended},
+    }
 
 
 def _now_of(trace: RequestTrace) -> float:

@@ -25,6 +25,9 @@ LIFETIME = (
 )
 """Events of every request in their order; a local prefill has no migration."""
 
+ENDED = "ended"
+"""Event of the worker that answers the client, with the figures of the whole request."""
+
 MAX_EVENTS = 128
 """Most of one request: a choice has ten or twenty, and a client may ask for a thousand choices."""
 
@@ -112,6 +115,22 @@ def add_event_at(name: str, seconds: float, /, **facts: Fact) -> None:
         before = trace.last(*LIFETIME)
         earliest = trace.began_seconds if before is None else before.seconds
         trace.add(TraceEvent(name, max(seconds, earliest), facts))
+
+
+def places() -> dict[str, Fact]:
+    """Workers that decoded and prefilled the running request, as far as its trace says."""
+    found: dict[str, Fact] = {}
+    if (trace := _current.get()) is not None:
+        for event in trace.events:
+            if event.name == "decode_worker":
+                found["decode_worker"] = event.facts["worker"]
+            elif event.name == "credit":
+                found["prefill_worker"] = event.facts["peer"]
+            elif event.name == "context_end":
+                found["prefill"] = event.facts["prefill"]
+    if found.get("prefill") != "remote":
+        found.pop("prefill_worker", None)
+    return found
 
 
 def merge_events(events: Iterable[TraceEvent]) -> None:

@@ -146,6 +146,8 @@ class Choice:
 
 
 class ChoiceTimer:
+    """first, last: when these tokens came."""
+
     def __init__(
         self, metrics: Metrics, arrival_seconds: float, tier: Tier, slo: LatencySlo
     ) -> None:
@@ -153,26 +155,26 @@ class ChoiceTimer:
         self._tier = tier
         self._slo = slo
         self._arrival = arrival_seconds
-        self._first = 0.0
-        self._last = 0.0
-        self._num_tokens = 0
+        self.first = 0.0
+        self.last = 0.0
+        self.num_tokens = 0
 
     def token(self, token: Token, now: float) -> None:
-        if self._num_tokens == 0:
-            self._first = now
+        if self.num_tokens == 0:
+            self.first = now
             self._metrics.time_to_first_token_seconds.observe(now - self._arrival)
             self._count("ttft", now - self._arrival, self._slo.ttft_seconds)
             self._observe_phases(token)
         else:
-            self._metrics.inter_token_latency_seconds.observe(now - self._last)
-        self._last = now
-        self._num_tokens += 1
+            self._metrics.inter_token_latency_seconds.observe(now - self.last)
+        self.last = now
+        self.num_tokens += 1
 
     def finished(self, reason: FinishReason) -> None:
-        self._metrics.e2e_request_latency_seconds.observe(self._last - self._arrival)
+        self._metrics.e2e_request_latency_seconds.observe(self.last - self._arrival)
         self._metrics.request_success.labels(reason).inc()
-        if self._num_tokens > 1:
-            tpot = (self._last - self._first) / (self._num_tokens - 1)
+        if self.num_tokens > 1:
+            tpot = (self.last - self.first) / (self.num_tokens - 1)
             self._metrics.time_per_output_token_seconds.observe(tpot)
             if self._slo.tpot_seconds is not None:
                 self._count("tpot", tpot, self._slo.tpot_seconds)

@@ -286,6 +286,29 @@ class Generation:
             else None,
         )
 
+    def figures(self) -> dict[str, int | float | str]:
+        """Tokens and seconds so far; a mean gap only where there was one."""
+        usage, arrival = self.usage(), self._plan.arrival_seconds
+        begun = [timer for timer in self._timers if timer.num_tokens]
+        gaps = sum(timer.num_tokens - 1 for timer in begun)
+        found: dict[str, int | float | str] = {
+            "model": self._specs[0].adapter or self._serving.model_name,
+            "choices": self.num_choices,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+            "seconds": self._serving.clock() - arrival,
+        }
+        if begun:
+            found["ttft_seconds"] = min(timer.first for timer in begun) - arrival
+        if gaps:
+            found["itl_seconds"] = sum(timer.last - timer.first for timer in begun) / gaps
+        return found
+
+    def finish_reasons(self) -> str:
+        """Each once."""
+        return ",".join(sorted({choice.finish_reason or "unfinished" for choice in self._choices}))
+
     def _generated(self) -> Stream[Generated]:
         backend, plan = self._serving.backend, self._plan
         # for a body that came slowly, and to be read

@@ -16,6 +16,8 @@ from pdcluster_schema.text import quoted
 from pdcluster_worker.errors import RequestError, field_error
 from pdcluster_worker.routing.qos.load_shedding import PriorityError, priority_of
 from pdcluster_worker.routing.qos.tenants import tenant_policy
+from pdcluster_worker.server.errors import reason
+from pdcluster_worker.server.generation.ending import RequestNames, note_end
 from pdcluster_worker.server.generation.formatter import MEDIA_TYPE, Formatter
 from pdcluster_worker.server.generation.front_end import Prepared
 from pdcluster_worker.server.generation.generation import (
@@ -29,6 +31,7 @@ from pdcluster_worker.server.http.raw_http import DIRECT_WRITER
 from pdcluster_worker.server.http.request_context import RequestContext
 from pdcluster_worker.server.schemas.requests import (
     CHAT_NAMES,
+    CompletionRequest,
     Extension,
     Generate,
     Names,
@@ -46,13 +49,14 @@ DEGRADED_HEADER = "x-pdcluster-degraded"
 
 class GenerationResponse(Response):
     def __init__(
-        self, generation: Generation, formatter: Formatter, request_id: str, *, stream: bool
+        self, generation: Generation, formatter: Formatter, names: RequestNames, *, stream: bool
     ) -> None:
         super().__init__()
         self._generation = generation
         self._formatter = formatter
         self._streams = stream
-        self._request_id = request_id
+        self._names = names
+        self._failure: str | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         direct_writer: Reader[bytes] | None = scope.get("state", {}).get(DIRECT_WRITER)
@@ -61,8 +65,14 @@ class GenerationResponse(Response):
             if self._streams
             else self._whole(scope, receive, send)
         )
-        if not await _unless_disconnected(receive, answer):
-            logger.info("client gone request=%s", self._request_id)
+        try:
+            if not await _unless_disconnected(receive, answer):
+                self._failure = "disconnected"
+        except Exception as e:
+            self._failure = reason(e) if isinstance(e, RequestError) else "internal_error"
+            raise
+        finally:
+            note_end(self._generation, self._names, self._failure)
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         choices: list[list[Delta]] = [[] for _ in range(self._generation.num_choices)]
@@ -73,6 +83,7 @@ class GenerationResponse(Response):
                 async for delta in deltas:
                     choices[delta.index].append(delta)
             except RequestError as e:
+                self._failure = reason(e)
                 await self._formatter.refused(e)(scope, receive, send)
                 return
         body = self._formatter.whole(choices, self._generation.usage())
@@ -104,18 +115,20 @@ class GenerationResponse(Response):
                     await _send(send, formatter.of(delta))
                 end = formatter.end(self._generation.usage())
             except Exception as e:
-                end = formatter.failed(self._shown(e))
+                shown = self._shown(e)
+                self._failure = reason(shown)
+                end = formatter.failed(shown)
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
     def _shown(self, error: Exception) -> RequestError:
         if isinstance(error, RequestError):
             logger.warning(
-                "failed after the first token request=%s error=%s", self._request_id, error
+                "failed after the first token request=%s error=%s", self._names.request, error
             )
             return error
-        logger.error("unhandled error request=%s", self._request_id, exc_info=error)
+        logger.error("unhandled error request=%s", self._names.request, exc_info=error)
         return RequestError(
-            f"internal error: see the worker's log for request {self._request_id}",
+            f"internal error: see the worker's log for request {self._names.request}",
             status=500,
             code="internal_error",
         )
@@ -302,6 +315,6 @@ def respond(
         derender=prepared.derender,
         streams=streams,
     )
-    return GenerationResponse(
-        Generation(serving, plan), formatter, context.request_id, stream=streams
-    )
+    operation = "text_completion" if isinstance(request, CompletionRequest) else "chat"
+    ended = RequestNames(context.request_id, response_id, context.label, operation)
+    return GenerationResponse(Generation(serving, plan), formatter, ended, stream=streams)
