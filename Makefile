@@ -11,7 +11,7 @@ PROCESSES ?= 3
 SIDE_BY_SIDE := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model kubernetes charts docs run quick test test-apiserver test-all clients check hooks gpu-run gpu-pack bench-peers bench-routers bench-operator cluster cluster-down e2e clean
+.PHONY: help setup model kubernetes browser charts docs run quick test test-apiserver test-page test-all clients check hooks gpu-run gpu-pack bench-peers bench-routers bench-operator cluster cluster-down e2e clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,13 +32,20 @@ kubernetes: $(KUBERNETES)/.ready ## build the Kubernetes that tests and the test
 $(KUBERNETES)/.ready: scripts/kubernetes.sh | .venv/.ready
 	@scripts/kubernetes.sh $(KUBERNETES)
 
+browser: .venv/.browser ## Debian's chromium, and playwright into .venv: for the tests of the page (root, where chromium is missing)
+
+.venv/.browser: scripts/browser.sh | .venv/.ready
+	@scripts/browser.sh
+	@touch $@
+
 charts: setup ## after a change of schema/, the sample cluster or pdctl: the CRDs, the chart's copies, docs/reference.md and docs/cli.md
 	@$(PYTHON) scripts/crds.py
 	@$(PYTHON) scripts/chart_copies.py
 	@$(PYTHON) scripts/reference.py
 	@$(PYTHON) scripts/cli_page.py
 
-docs: .venv-docs/.ready ## build the documentation site into site/, strict: no dead link or anchor, no page without a place
+docs: .venv-docs/.ready ## build the documentation site into site/, strict: no dead link or anchor, no page without a place; after make browser with pictures
+	@if [ -e .venv/.browser ] && [ -e $(MODEL)/.ready ]; then $(PYTHON) scripts/page_pictures.py .venv-docs/pictures; fi
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
 
 .venv-docs/.ready: requirements-docs.txt
@@ -60,6 +67,9 @@ test: setup model ## all tests that need no Kubernetes, in PROCESSES side by sid
 
 test-apiserver: setup kubernetes ## the tests against a real API server
 	@$(PYTHON) -m pytest tests/apiserver $(SIDE_BY_SIDE)
+
+test-page: setup model browser ## the tests of the page in a real Chromium; `make test` skips them where there is none
+	@$(PYTHON) -m pytest tests/worker/server/page tests/system/test_page.py
 
 test-all: test test-apiserver ## all tests
 

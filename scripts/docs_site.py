@@ -1,5 +1,7 @@
 """mkdocs hook: pages link to files of the tree outside docs/, and the site gets a copy of each.
 
+Pictures of the page (scripts/page_pictures.py) are in the site where they have been made.
+
 A link to ../examples/chat.yaml is right in the tree; in the site it leads to
 files/examples/chat.yaml.  A Markdown file, as of bench/results, is a page there.
 """
@@ -13,11 +15,15 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).parents[1]
 FOLDER = "files/"
+PICTURES = ROOT / ".venv-docs/pictures"
+_MARK = "<!-- pictures of the page: scripts/docs_site.py -->"
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|[#/])[^)\s#]+")
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add every file outside docs/ that a page links to, and the files that those link to."""
+    for path in sorted(PICTURES.glob("*.png")):
+        files.append(File.generated(config, f"pictures/{path.name}", abs_src_path=str(path)))
     pages = [file for file in files if file.is_documentation_page()]
     while pages:
         page = pages.pop()
@@ -36,7 +42,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Lead every link to where its target is in the site."""
+    """Put the pictures of the page in, and lead every link to where its target is in the site."""
+    names = [path.stem for path in sorted(PICTURES.glob("*.png"))]
+    images = "\n\n".join(f"![{name.replace('-', ', ')}](pictures/{name}.png)" for name in names)
+    markdown = markdown.replace(_MARK, images)
     page_uri = page.file.src_uri
     folder = posixpath.dirname(page_uri) or "."
     return _LINK.sub(

@@ -23,7 +23,14 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.qos import AdmissionSpec
+from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.facts import DeviceFacts
+from pdcluster_worker.messages.overview import (
+    ClusterOverview,
+    History,
+    WorkerFigures,
+    WorkerOverview,
+)
 from pdcluster_worker.messages.peers import Generated, PrefillMode, PrefillPlace
 from pdcluster_worker.messages.requests import PromptLogprob, RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
@@ -102,6 +109,25 @@ class ScriptedBackend:
     short: str | None = None
     drains: bool = False
     ingresses: int = 1
+    num_overviews: int = 0
+
+    def overview(self) -> ClusterOverview:
+        """A prefill and a decode worker; the KV of a request has moved since the last one."""
+        if self.not_ready:
+            raise RequestError(self.not_ready, status=503, code="not_ready")
+        self.num_overviews += 1
+        moved = 1000 * self.num_overviews
+        figures = WorkerFigures(2, 1, 25, 100, 1, moved, self.num_overviews, 1)
+        workers = [
+            WorkerOverview(f"c-{role}-0", role, "cpu", "ready", "", "Xeon", figures)
+            for role in ("decode", "prefill")
+        ]
+        history = History(30, {"decode": [1, 1], "prefill": [0, 1]}, [0, 3], [2, 1])
+        return ClusterOverview(
+            *("ns", "c", "r1", self.model_name, "c-decode-0", "decode", self.short),
+            workers,
+            history,
+        )
 
     def ready(self) -> str | None:
         return self.not_ready

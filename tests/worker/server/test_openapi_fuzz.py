@@ -40,7 +40,15 @@ KEPT = {
     ("/v1/responses/{response_id}/input_items", "GET"),
     ("/v1/responses/{response_id}/cancel", "POST"),
 }
-GETS = ["/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics", "/version"]
+GETS = [
+    "/v1/models",
+    "/debug/cluster",
+    "/v1/models/{model}",
+    "/health",
+    "/ready",
+    "/metrics",
+    "/version",
+]
 BOUNDED = settings(
     max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None
 )

@@ -289,7 +289,8 @@ def _announcement(request: UpRequest, address: str) -> str:
     value = "$PDCLUSTER_API_KEY" if "PDCLUSTER_API_KEY" in os.environ else "KEY"
     key = f' -H "Authorization: Bearer {value}"' if request.api_key else ""
     return (
-        f"ready: {url}\n\n  curl {url}/chat/completions -H 'Content-Type: application/json'{key} "
+        f"ready: {url}\npage:  http://{address}/\n\n"
+        f"  curl {url}/chat/completions -H 'Content-Type: application/json'{key} "
         f"\\\n    -d '{body}'\n\nCtrl-C to stop"
     )
 

@@ -78,6 +78,14 @@ class Directory:
             self._mixed_sizes = set(sizes)
         return self._block_size
 
+    def members(self) -> list[WorkerRecord]:
+        """All that are registered, this worker too, by pod."""
+        return [record for _, record in sorted(self._members.items())]
+
+    def peer(self, pod: str) -> Peer | None:
+        """None of a member that this worker's role does not need."""
+        return self._peers.get(pod)
+
     def known_decodes(self) -> list[Peer]:
         return [peer for peer in self._peers.values() if peer.record.role in _DECODING]
 
@@ -108,9 +116,7 @@ class Directory:
 
     def absence(self) -> str:
         """Reason why no decode or mixed worker takes new work, worker by worker."""
-        members = [
-            record for _, record in sorted(self._members.items()) if record.role in _DECODING
-        ]
+        members = [record for record in self.members() if record.role in _DECODING]
         if not members:
             return "none is registered"
         standings = [f"{record.pod} is {self._standing(record)}" for record in members[:_NAMED]]

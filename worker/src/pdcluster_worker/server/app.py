@@ -31,6 +31,7 @@ from pdcluster_worker.server.http.routes import document
 from pdcluster_worker.server.openai.completions import CHAT, COMPLETIONS, completion_routes
 from pdcluster_worker.server.openai.own_front_end import OwnFrontEnd
 from pdcluster_worker.server.openai.tokenize_route import DETOKENIZE, TOKENIZE, tokenize_routes
+from pdcluster_worker.server.page.route import page_routes
 from pdcluster_worker.server.responses.route import PATH as RESPONSES
 from pdcluster_worker.server.responses.route import response_routes
 from pdcluster_worker.server.state_routes import model_routes, state_routes, trace_route
@@ -83,6 +84,7 @@ def create_app(
         *tokenize_routes(serving, reader),
         *message_routes(serving, reader),
         *response_routes(serving, reader),
+        *page_routes(backend.overview, backend.model_name if tenant_of is None else "MODEL", clock),
     ]
     return _application(
         *(routes, backend, metrics, policy, clock),

@@ -6,6 +6,7 @@ from contextlib import aclosing
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.facts import DeviceFacts
+from pdcluster_worker.messages.overview import ClusterOverview
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.routing.decode_choice import NO_HINTS, RouteHints
@@ -49,6 +50,15 @@ class ServingBackend:
 
     def num_ingresses(self) -> int:
         return 1 if self._runtime is None else self._runtime.num_ingresses()
+
+    def shortfall(self) -> str | None:
+        raise NotImplementedError
+
+    def overview(self) -> ClusterOverview:
+        """Raises RequestError 503 before this worker serves."""
+        if self._runtime is None:
+            raise self._not_ready()
+        return self._runtime.view.overview(self.ready() or self.shortfall())
 
     async def ask(self, path: str, body: bytes) -> bytes:
         """POST to the front end of an engine: this worker's, else that of a decode worker.

@@ -1,6 +1,7 @@
 """State of this worker that every request on it needs: engine, peers, policy, metrics."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from pdcluster_worker.config.worker import NO_ACCELERATOR, Role
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.block_hash import block_hashes
 from pdcluster_worker.messages.engine import BlockEvents, EngineReady, EngineStats, PrefillDone
-from pdcluster_worker.messages.peers import Report, WorkerLoad
+from pdcluster_worker.messages.peers import PrefillPlace, Report, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.records import WorkerState
@@ -66,6 +67,8 @@ class WorkerContext:
     on_engines: Callable[[], None] = lambda: None  # called when an engine begins to serve or stops
     # Where long prompts of this decode worker were prefilled.
     share: RemoteRatio = field(default_factory=RemoteRatio)
+    # Of this decode worker's prompts, by place.
+    num_prefills: "Counter[PrefillPlace]" = field(default_factory=Counter)
     # Shares of time, 0 to 1, that compute and GPU memory are busy; 0 = unknown.
     occupancy: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
     # How fast KV moves to this decode worker, in tokens: what a token is differs by layer.
@@ -255,6 +258,10 @@ class WorkerContext:
             ),
             busy_ratio=busy_ratio,
             memory_bandwidth_ratio=memory_ratio,
+            num_transfers=sum(stats.num_transfers for stats in reported),
+            kv_bytes=sum(stats.bytes_sent + stats.bytes_received for stats in reported),
+            remote_prefills=self.num_prefills["remote"],
+            local_prefills=self.num_prefills["local"],
         )
 
     async def reports(self) -> AsyncGenerator[Report, None]:

@@ -23,6 +23,7 @@ from pdcluster_worker.peers.records import WorkerRecord, WorkerState
 from pdcluster_worker.peers.service import Verify, WorkerService, start_grpc
 from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.routing.credits import CreditLedger
+from pdcluster_worker.serving.cluster_view import ClusterView
 from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill
@@ -116,7 +117,8 @@ class WorkerRuntime:
         self._disaggregation_stats = (
             self._make_disaggregation_stats() if config.role in ("prefill", "decode") else None
         )
-        self._polling: asyncio.Task[None] | None = None
+        self.view = ClusterView(config, identity, worker, self._directory)
+        self._polling: list[asyncio.Task[None]] = []
         self._grpc: grpc.aio.Server | None = None
 
     def _make_dispatcher(self) -> DecodeDispatcher | None:
@@ -240,9 +242,13 @@ class WorkerRuntime:
         self._discovery.start(self._record)
         self.worker.on_engines = self._on_engines
         if self._disaggregation_stats is not None:
-            self._polling = asyncio.create_task(
-                self._poll_forever(self._disaggregation_stats), name="disaggregation"
+            self._polling.append(
+                asyncio.create_task(
+                    self._poll_forever(self._disaggregation_stats), name="disaggregation"
+                )
             )
+        if self.ingress is not None:
+            self._polling.append(asyncio.create_task(self.view.run(), name="history"))
 
     async def _poll_forever(self, stats: DisaggregationStats) -> None:
         while True:
@@ -343,9 +349,9 @@ class WorkerRuntime:
         self._discovery.update(self._record)
 
     async def close(self) -> None:
-        if self._polling is not None:
-            self._polling.cancel()
-            await asyncio.gather(self._polling, return_exceptions=True)
+        for task in self._polling:
+            task.cancel()
+        await asyncio.gather(*self._polling, return_exceptions=True)
         await self._drain.close()
         await self._discovery.close()
         await self._directory.close()

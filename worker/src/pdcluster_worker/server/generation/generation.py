@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.facts import DeviceFacts
+from pdcluster_worker.messages.overview import ClusterOverview
 from pdcluster_worker.messages.peers import Generated, PrefillMode, PrefillPlace
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.metrics import Metrics
@@ -65,6 +66,10 @@ class WorkerView(Protocol):
 class Backend(WorkerView, Protocol):
     def num_ingresses(self) -> int:
         """Workers over which the requests of clients are spread, this one included."""
+        ...
+
+    def overview(self) -> ClusterOverview:
+        """The cluster as it is seen from here.  Raises RequestError 503 before it serves."""
         ...
 
     def generate(

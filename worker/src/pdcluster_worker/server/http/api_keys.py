@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 CHECK_SECONDS = 5.0
 """Period of looks at the folder; a kubelet takes a minute or two to change a mounted Secret."""
 
+OVERVIEW = "/debug/cluster"
+PAGE_FOLDER = "/page/"
+
 _NO_KEY = (
     "you did not provide an API key: send the header Authorization: Bearer KEY, or x-api-key: KEY"
 )
@@ -146,13 +149,13 @@ class Authorization:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
-        if scope["type"] == "http" and _is_api(scope["path"]):
+        if scope["type"] == "http" and (_is_api(scope["path"]) or _is_page(scope["path"])):
             if TOO_MANY_CONNECTIONS in scope.get("state", ()):
                 message = "this server has as many open requests as it takes: retry later"
                 code = "connections_full"
                 error = RequestError(message, status=503, code=code, retry_after_seconds=1)
                 app = self._refusal(error, scope, {"connection": "close"})
-            elif (problem := self._key_problem(scope)) is not None:
+            elif _is_api(scope["path"]) and (problem := self._key_problem(scope)) is not None:
                 error = RequestError(problem, status=401, code="invalid_api_key")
                 app = self._refusal(error, scope, {"www-authenticate": "Bearer"})
         await app(scope, receive, send)
@@ -193,4 +196,12 @@ def key_in(authorization: str, api_key: str) -> str | None:
 
 
 def _is_api(path: str) -> bool:
-    return path.startswith("/v1/") or path in ("/v1", "/tokenize", "/detokenize")
+    return path.startswith("/v1/") or path in (
+        *("/v1", "/tokenize", "/detokenize"),
+        OVERVIEW,
+    )
+
+
+def _is_page(path: str) -> bool:
+    """The page's own files: they need no key, as they ask for it."""
+    return path == "/" or path.startswith(PAGE_FOLDER)

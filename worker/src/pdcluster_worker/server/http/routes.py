@@ -18,8 +18,8 @@ from pdcluster_worker.server.http.json_body import checked, off_loop
 from pdcluster_worker.server.http.limits import BodyReader
 from pdcluster_worker.server.http.request_context import note_body
 
-Answers = Mapping[int, type[BaseModel] | type[str] | None]
-"""By status: the schema of a JSON body, str = plain text, None = any JSON."""
+Answers = Mapping[int, type[Any] | None]
+"""By status: the type of a JSON body, for its schema; str = plain text, None = any JSON."""
 
 STREAM = "text/event-stream"
 

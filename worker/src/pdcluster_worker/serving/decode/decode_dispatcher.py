@@ -105,6 +105,7 @@ class DecodeDispatcher:
                 token = generated.token.waited(request.waited_seconds)
                 generated = replace(generated, token=token)
             trace_first_token(generated)
+            self._worker.num_prefills[generated.prefill or "local"] += 1
             self._num_decoding += 1
         token = generated.token
         request.timer.token(generated)

@@ -1,0 +1,204 @@
+"""The page in a real Chromium over a real socket; only the backend is scripted."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.http.api_keys import ApiKeys
+from pdcluster_worker.server.http.run import HttpServer, serve
+from tests.browser import Page, expect, opened
+from tests.worker.server.conftest import Rig
+
+PHONE = {"viewport": {"width": 360, "height": 780}, "has_touch": True}
+REFUSED = "Failed to load resource"
+
+
+@pytest.fixture(autouse=True)
+def _long(rig: Rig) -> None:
+    rig.backend.max_model_len = 1000  # the page asks for 256 tokens
+
+
+@pytest.fixture
+async def page(url: str) -> AsyncIterator[Page]:
+    async with opened(url) as page:
+        yield page
+
+
+async def ask(page: Page, text: str = "Hi") -> None:
+    await page.get_by_label("Message").fill(text)
+    await page.get_by_role("button", name="Send").click()
+
+
+async def test_it_draws_workers_kv_on_its_way_and_the_last_hour(page: Page) -> None:
+    await expect(page.locator("#health")).to_have_text("2 of 2 workers ready")
+    await expect(page.locator("#prefill .worker strong")).to_have_text("prefill-0")
+    await expect(page.locator("#decode .worker dl")).to_contain_text("KV25 %")
+    await expect(page.locator("#wires .moving")).to_have_count(2)
+    await expect(page.locator("#moving")).to_have_text(
+        "KV of 1 request is on its way to decode workers"
+    )
+    await expect(page.locator("#figures")).to_contain_text("Prefilled remotely")
+    await expect(page.locator("#replicas path")).to_have_count(2)
+    await expect(page.locator("#prompts rect")).to_have_count(3)
+    await expect(page.locator("#prompts-text")).to_contain_text("3 prefilled remotely · 3 locally")
+    await expect(page).to_have_title("c · PDCluster")
+
+
+async def test_it_shows_an_answer_as_it_comes_its_figures_and_where_it_ran(
+    rig: Rig, page: Page
+) -> None:
+    rig.backend.hold_after = 4
+    rig.backend.place = "remote"
+    await page.get_by_role("combobox", name="Prefill").select_option("remote")
+    await ask(page)
+    answer = page.locator("#log .assistant")
+    await expect(answer).to_have_text("Hell")
+    await expect(answer).to_have_attribute("aria-busy", "true")
+    await expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    rig.backend.gate.set()
+    await expect(answer).to_contain_text("Hello, world!")
+    await expect(answer).to_contain_text("tokens/s · 14 tokens · prefill remote")
+    await expect(page.get_by_role("status").last).to_contain_text("Answer complete. first token")
+    await expect(page.locator("#why")).to_contain_text("as you asked")
+    await expect(page.locator("#timeline .track")).to_have_count(1)
+    await expect(page.locator("#events tr").first).to_contain_text("issued")
+    assert rig.backend.calls[-1][1] == "remote"
+
+    await ask(page, "And now?")
+    await expect(page.locator("#log article")).to_have_count(4)
+    assert "Hello, world!" in rig.prompt()
+
+
+async def test_the_keyboard_alone_is_enough(rig: Rig, page: Page) -> None:
+    await expect(page.locator("#decode .worker")).to_be_visible()
+    await page.keyboard.press("Tab")
+    await expect(page.get_by_role("link", name="Skip to the question")).to_be_focused()
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_label("Message")).to_be_focused()
+    await page.keyboard.type("Hi")
+    await page.keyboard.press("Shift+Enter")
+    await page.keyboard.type("there")
+    await page.keyboard.press("Enter")
+    await expect(page.locator("#log .assistant")).to_contain_text("Hello, world!")
+    await expect(page.get_by_label("Message")).to_be_focused()
+    assert "Hi\nthere" in rig.prompt()
+    for role, name in (
+        *(("combobox", "Prefill"), ("spinbutton", "Max tokens")),
+        *(("button", "Clear"), ("button", "Send")),
+    ):
+        await page.keyboard.press("Tab")
+        await expect(page.get_by_role(role, name=name)).to_be_focused()
+
+
+async def test_a_screen_reader_finds_regions_headings_and_labels(page: Page) -> None:
+    await expect(page.locator("#decode .worker")).to_be_visible()
+    tree = await page.locator("body").aria_snapshot()
+
+    for each in (
+        *("- banner", "- main", "- contentinfo", '- region "Workers"', '- region "Ask"'),
+        *('- heading "c" [level=1]', '- heading "Workers" [level=2]', '- log "Conversation"'),
+        *('- textbox "Message"', '- combobox "Prefill"', '- spinbutton "Max tokens"'),
+        *('- img "KV of 1 request', '- img "Ready workers', '- img "Prompts', "- status:"),
+    ):
+        assert each in tree
+
+
+async def test_an_error_within_an_answer_is_shown_with_what_came(rig: Rig, page: Page) -> None:
+    rig.backend.error, rig.backend.error_after = RequestError("the worker is gone", status=503), 4
+    await ask(page)
+    await expect(page.locator("#log .assistant")).to_contain_text("Hell")
+    await expect(page.locator("#log .error")).to_have_text(
+        "The answer ended in an error: the worker is gone"
+    )
+    await expect(page.get_by_role("button", name="Send")).to_be_enabled()
+
+
+async def test_a_stopped_answer_keeps_what_came(rig: Rig, page: Page) -> None:
+    rig.backend.hold_after = 4
+    await ask(page)
+    await expect(page.locator("#log .assistant")).to_have_text("Hell")
+    await page.get_by_role("button", name="Stop").click()
+    await expect(page.locator("#log .error")).to_have_text("Stopped")
+    async with asyncio.timeout(10):
+        await rig.backend.cancelled.wait()
+
+
+async def test_a_refused_request_says_why(rig: Rig, url: str) -> None:
+    async with opened(url, REFUSED) as page:
+        await ask(page, "x" * 1200)
+        await expect(page.locator("#log .error")).to_contain_text("maximum context length")
+        await ask(page, "Hi")
+        await expect(page.locator("#log .assistant").last).to_contain_text("Hello, world!")
+
+
+async def test_a_key_is_asked_for_until_it_is_right_and_kept_in_the_tab(
+    rig: Rig, tmp_path: Path
+) -> None:
+    (tmp_path / "alice").write_text("sk-alice")
+    server = await serve(rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of), "127.0.0.1", 0)
+    try:
+        async with opened(f"http://127.0.0.1:{server.port}", REFUSED) as page:
+            dialog = page.get_by_role("dialog", name="API key")
+            await expect(dialog).to_contain_text("you did not provide an API key")
+            await page.get_by_label("Key", exact=True).fill("guess")
+            await page.keyboard.press("Enter")
+            await expect(dialog).to_contain_text("incorrect API key provided")
+            await page.get_by_label("Key", exact=True).fill("sk-alice")
+            await page.keyboard.press("Enter")
+            await expect(dialog).to_be_hidden()
+            await ask(page)
+            await expect(page.locator("#log .assistant")).to_contain_text("Hello, world!")
+            await expect(page.locator("#events tr").first).to_contain_text("issued")
+            await page.reload()
+            await expect(page.locator("#decode .worker")).to_be_visible()
+            assert "sk-alice" not in await page.content()
+    finally:
+        await server.close()
+
+
+async def test_a_worker_that_cannot_be_reached_is_tried_again(
+    rig: Rig, server: HttpServer, url: str
+) -> None:
+    async with opened(url, REFUSED) as page:
+        await expect(page.locator("#decode .worker")).to_be_visible()
+        await server.close()
+        await expect(page.get_by_role("alert")).to_contain_text("The worker cannot be reached")
+        await ask(page)
+        await expect(page.locator("#log .error")).to_have_text("The connection broke off")
+        again = await serve(rig.app, "127.0.0.1", server.port)
+        await expect(page.get_by_role("alert")).to_be_hidden()
+        await again.close()
+
+
+async def test_a_worker_that_loads_its_model_says_so(rig: Rig, url: str) -> None:
+    rig.backend.not_ready = "this worker is not ready: the engine is loading the model"
+    async with opened(url, REFUSED) as page:
+        await expect(page.get_by_role("alert")).to_contain_text("the engine is loading the model")
+
+
+async def test_a_phone_shows_all_of_it_without_scrolling_sideways(url: str) -> None:
+    async with opened(url, **PHONE) as page:
+        await ask(page, "x" * 60)
+        await expect(page.locator("#events tr").first).to_be_attached()
+        await page.get_by_text("All events").click()
+        width = "document.documentElement.scrollWidth"
+        assert await page.evaluate(width) == 360
+        for region in ("Workers", "Ask", "Last hour"):
+            box = await page.get_by_role("region", name=region).bounding_box()
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= 360
+
+
+@pytest.mark.parametrize(("scheme", "is_dark"), [("light", False), ("dark", True)])
+async def test_colours_follow_the_system(url: str, scheme: str, *, is_dark: bool) -> None:
+    async with opened(url, color_scheme=scheme) as page:
+        colour = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+        assert (max(await page.evaluate(colour)) < 60) == is_dark
+
+
+async def test_without_javascript_it_says_how_to_ask(url: str) -> None:
+    async with opened(url, java_script_enabled=False) as page:
+        await expect(page.locator("noscript pre")).to_contain_text('"model": "tiny"')

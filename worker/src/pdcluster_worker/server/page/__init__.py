@@ -1,0 +1,1 @@
+"""The page at / for browsers: static files, and the JSON that they draw."""

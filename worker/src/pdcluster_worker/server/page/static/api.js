@@ -1,0 +1,70 @@
+// Calls of this server with the tab's API key, and elements of the page.
+
+export const $ = (id) => document.getElementById(id);
+export const seen = { overview: null }; // the last overview of the cluster
+
+const KEY = "pdcluster-api-key";
+const SVG = "http://www.w3.org/2000/svg";
+let asking = null;
+
+/** Fetch; where a key is needed, ask for it and try again. */
+export async function call(path, options = {}) {
+  for (;;) {
+    const key = sessionStorage.getItem(KEY);
+    const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+    const response = await fetch(path, { ...options, headers });
+    if (response.status !== 401) return response;
+    if (key === sessionStorage.getItem(KEY)) sessionStorage.removeItem(KEY);
+    if (!sessionStorage.getItem(KEY)) await (asking ??= askForKey(await messageOf(response)));
+  }
+}
+
+/** The message of an answer that is no success. */
+export async function messageOf(response) {
+  const body = await response.json().catch(() => null);
+  return body?.error?.message ?? `the server answered ${response.status}`;
+}
+
+function askForKey(message) {
+  const dialog = $("login");
+  $("login-text").textContent = message;
+  dialog.showModal();
+  return new Promise((done) => {
+    dialog.oncancel = (event) => event.preventDefault();
+    dialog.onclose = () => {
+      if (!$("key").value.trim()) return dialog.showModal();
+      sessionStorage.setItem(KEY, $("key").value.trim());
+      $("key").value = "";
+      asking = null;
+      done();
+    };
+  });
+}
+
+export function html(name, attributes = {}, ...children) {
+  return filled(document.createElement(name), attributes, children);
+}
+
+export function svg(name, attributes = {}, ...children) {
+  return filled(document.createElementNS(SVG, name), attributes, children);
+}
+
+function filled(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+/** A pod's name without its cluster's. */
+export function short(pod) {
+  const prefix = `${seen.overview?.cluster}-`;
+  return pod.startsWith(prefix) ? pod.slice(prefix.length) : pod;
+}
+
+export function amount(value, units = ["", "k", "M", "G"], base = 1000) {
+  let unit = 0;
+  for (; value >= base && unit < units.length - 1; unit++) value /= base;
+  return `${value >= 100 || Number.isInteger(value) ? Math.round(value) : value.toPrecision(2)} ${units[unit]}`.trim();
+}
+
+export const bytes = (value) => amount(value, ["B", "kB", "MB", "GB", "TB"]);
