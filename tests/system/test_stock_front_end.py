@@ -22,6 +22,7 @@ from tests.system.stock_vllm import (
     SWITCH,
     stock_engine,
 )
+from tests.system.vision_models import png
 
 PARSERS = ("--tool-call-parser", "hermes", "--enable-auto-tool-choice")
 ASK = [{"role": "user", "content": "Name three colours."}]
@@ -127,6 +128,9 @@ def test_completions_are_echoed(client: openai.OpenAI) -> None:
 def test_what_vllm_refuses_is_a_400(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="the engine refuses the request"):
         chat(client, messages=[{"role": "user", "content": "x " * 3000}])
+    image = {"type": "image_url", "image_url": {"url": png(255, 0, 0)}}
+    with pytest.raises(openai.BadRequestError, match="image"):
+        chat(client, messages=[{"role": "user", "content": [image]}])
 
 
 @pytest.mark.parametrize("num_words", [20, 200], ids=["tokens", "characters"])

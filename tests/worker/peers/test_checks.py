@@ -27,6 +27,7 @@ from pdcluster_worker.messages.peers import (
 )
 from pdcluster_worker.messages.requests import (
     Constraint,
+    Image,
     PromptLogprob,
     RequestSpec,
     SamplingParams,
@@ -39,6 +40,7 @@ from pdcluster_worker.peers.checks import MAX_CHARACTERS, MAX_EVENTS, MAX_FACTS,
 SPEC = RequestSpec("q", [1], SamplingParams(max_tokens=1, seed=0))
 TARGET = TransferTarget(bytes(16), "e", ["h:1"], 0, [1])
 DONE = PrefillDone("q", 1, 0.5)
+PNG = "data:image/png;base64,cmVk"
 
 naturals = st.integers(0, 2**31 - 1)
 longs = st.integers(0, 2**63 - 1)
@@ -89,6 +91,7 @@ specs = st.builds(
     kv_holder=st.just("") | names,
     tenant=st.just("") | names,
     prefiller=st.just("") | names,
+    images=st.just([]) | st.just([Image(0, 1, "red", PNG)]),
 )
 targets = st.builds(
     TransferTarget,
@@ -200,6 +203,11 @@ def test_impossible_load_is_refused_by_name(name: str, value: float) -> None:
         ({"ttft_slo_seconds": 0.0}, "ttft_slo_seconds is not a time"),
         ({"deadline_seconds": float("inf")}, "deadline_seconds is not a time"),
         ({"tpot_slo_seconds": float("inf")}, "tpot_slo_seconds is not a time"),
+        ({"images": [Image(0, 2, "a", PNG)]}, "an image ends after the prompt"),
+        ({"images": [Image(-1, 1, "a", PNG)]}, "images overlap, or have no tokens"),
+        ({"images": [Image(0, 0, "a", PNG)]}, "images overlap, or have no tokens"),
+        ({"images": [Image(0, 1, "a", PNG)] * 2}, "images overlap, or have no tokens"),
+        ({"images": [Image(0, 1, "a", "http://h/a.png")]}, "the URL of an image is not data:image"),
     ],
 )
 def test_impossible_request_is_refused(change: dict[str, Any], message: str) -> None:

@@ -9,8 +9,9 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from pdcluster_worker.messages.block_hash import block_hashes
+from pdcluster_worker.messages.block_hash import block_hashes, request_hashes
 from pdcluster_worker.messages.engine import BlockEvents
+from pdcluster_worker.messages.requests import Image, RequestSpec, SamplingParams
 from pdcluster_worker.stock_engine.cache_events import CacheEvents, Subscription
 from tests.ports import free_port
 
@@ -119,6 +120,20 @@ def test_blocks_of_an_adapter_are_those_of_its_salt() -> None:
     assert cache.matched(OURS) == 0
 
 
+def test_blocks_with_an_image_are_those_of_that_image_alone() -> None:
+    cache = CacheEvents(SIZE)
+    keys = [[["red", 2]], [["red", -2]], None]
+    cache.take(0, batch(stored([11, 12, 13], TOKENS[:12], keys=keys)))
+
+    def matched(*images: Image) -> int:
+        sampling = SamplingParams(max_tokens=1, seed=0)
+        spec = RequestSpec("r", TOKENS[:12], sampling, images=list(images))
+        return cache.matched(request_hashes(spec, SIZE))
+
+    assert matched(Image(2, 4, "red", "")) == 3
+    assert [matched(), matched(Image(2, 4, "blue", "")), matched(Image(3, 3, "red", ""))] == [0] * 3
+
+
 @pytest.mark.parametrize(
     "event",
     [
@@ -126,7 +141,6 @@ def test_blocks_of_an_adapter_are_those_of_its_salt() -> None:
         stored([11], TOKENS[:4], parent=99),
         stored([11], TOKENS[:4], keys=[["a lora"]]),
         stored([11], TOKENS[:4], keys=[[SALT.hex(), "more"]]),
-        stored([11], TOKENS[:4], keys=[[["image", 3]]]),
         {**stored([11], TOKENS[:4]), "block_size": 6},
         {**stored([11], TOKENS[:4]), "kv_cache_spec_kind": "sliding_window"},
         stored([11], TOKENS[:8]),  # a group that keeps the last block of two

@@ -2,7 +2,9 @@
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from pdcluster_worker.messages.requests import RequestSpec
 
 ROOT = hashlib.sha256(b"pdcluster block chain").digest()
 """Parent of the first block's hash; a fixed value, so that every worker computes the same chain."""
@@ -20,15 +22,40 @@ def extend_hashes(
         hashes.append(next_hash(parent, tokens[start : start + block_size], salt))
 
 
-def next_hash(parent: bytes | None, block: Sequence[int], salt: bytes = b"") -> bytes:
-    """parent: None = the block is the first of its chain."""
+def next_hash(
+    parent: bytes | None,
+    block: Sequence[int],
+    salt: bytes = b"",
+    images: Iterable[tuple[str, int]] = (),
+) -> bytes:
+    """parent: None = the block is the first of its chain.  images: hash of each that is in the
+    block, and where it begins, from the block's start.
+    """
     before = parent
     if before is None:
         before = hashlib.sha256(ROOT + salt).digest() if salt else ROOT
-    return hashlib.sha256(before + array("i", block).tobytes()).digest()
+    seen = "".join(f"{digest}@{offset};" for digest, offset in images).encode()
+    return hashlib.sha256(before + array("i", block).tobytes() + seen).digest()
 
 
 def block_hashes(tokens: Sequence[int], block_size: int, salt: bytes = b"") -> list[bytes]:
     hashes: list[bytes] = []
     extend_hashes(hashes, tokens, block_size, salt)
+    return hashes
+
+
+def request_hashes(spec: RequestSpec, block_size: int) -> list[bytes]:
+    """Hash all known tokens.  Blocks with different images never have the same hash."""
+    tokens, hashes = [*spec.prompt, *spec.output], list[bytes]()
+    if not spec.images:
+        return block_hashes(tokens, block_size, spec.cache_salt)
+    for start in range(0, len(tokens) - block_size + 1, block_size):
+        end = start + block_size
+        seen = [
+            (image.digest, image.offset - start)
+            for image in spec.images
+            if image.offset < end and start < image.offset + image.length
+        ]
+        parent = hashes[-1] if hashes else None
+        hashes.append(next_hash(parent, tokens[start:end], spec.cache_salt, seen))
     return hashes

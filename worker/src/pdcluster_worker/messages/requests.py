@@ -28,6 +28,9 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     strict: bool = False  # a part of a schema that cannot be enforced is refused, not left out
 
 
+IMAGE_URL = "data:image/"
+"""Beginning of an image's URL: nothing is fetched."""
+
 EPOCH_BYTES = 16
 """Length of an epoch: a 128-bit capability that names one transfer (docs/architecture.md)."""
 
@@ -67,6 +70,17 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
 
+class Image(msgspec.Struct, frozen=True):
+    """An image of a prompt.  The engine's own hash of it, its `data:` URL, and the tokens in its
+    place: one token, `length` times from `offset` on.
+    """
+
+    offset: int
+    length: int
+    digest: str
+    url: str
+
+
 class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request as it travels: prompt and output apart, so limits, penalties and usage go on
     unbroken when it moves.
@@ -86,6 +100,7 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     verify_transfer: bool = False  # compare checksums of its KV, and report what arrived
     tenant: str = ""  # name of the API key that it came with; "" = none is asked for
     adapter: str = ""  # name of the LoRA adapter that computes it; "" = the model alone
+    images: list[Image] = []  # in their order, for a stock engine alone
 
     @property
     def num_tokens(self) -> int:

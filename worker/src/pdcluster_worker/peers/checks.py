@@ -25,6 +25,7 @@ from pdcluster_worker.messages.peers import (
 )
 from pdcluster_worker.messages.requests import (
     EPOCH_BYTES,
+    IMAGE_URL,
     MAX_CONSTRAINT_CHARACTERS,
     SALT_BYTES,
     RequestSpec,
@@ -110,6 +111,12 @@ def checked_request(spec: RequestSpec) -> RequestSpec:
     _require(
         num_salt in (0, SALT_BYTES), f"cache_salt has {num_salt} bytes, not {SALT_BYTES} or none"
     )
+    end = 0
+    for image in spec.images:
+        _require(image.offset >= end and image.length > 0, "images overlap, or have no tokens")
+        _require(image.url.startswith(IMAGE_URL), f"the URL of an image is not {IMAGE_URL}")
+        end = image.offset + image.length
+    _require(end <= len(spec.prompt), "an image ends after the prompt")
     _require(abs(spec.priority) <= 1 << 31, "priority is not of 32 bits")
     for name in ("ttft_slo_seconds", "tpot_slo_seconds", "deadline_seconds"):
         seconds = getattr(spec, name)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.config.worker import NO_ACCELERATOR, Role
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.block_hash import block_hashes
+from pdcluster_worker.messages.block_hash import request_hashes
 from pdcluster_worker.messages.engine import BlockEvents, EngineReady, EngineStats, PrefillDone
 from pdcluster_worker.messages.peers import PrefillPlace, Report, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec
@@ -133,7 +133,7 @@ class WorkerContext:
         """Block hashes of all known tokens; none if prompt log probabilities are requested."""
         if spec.sampling.prompt_logprobs is not None and not spec.output:
             return []
-        return block_hashes([*spec.prompt, *spec.output], self.block_size, spec.cache_salt)
+        return request_hashes(spec, self.block_size)
 
     def count_long_prompt(self, *, is_remote: bool) -> None:
         """A prompt that was worth a remote prefill has been prefilled: there, or here after all."""

@@ -141,11 +141,13 @@ class CacheEvents:
         known = self._stored[event.medium]
         tokens = [each if isinstance(each, int) else each[0] for each in event.token_ids]
         for index, theirs in enumerate(event.block_hashes):
-            if parent is not None and _keys(event, index):
+            images, others = _keys(event, index)
+            # where an image ends is not said, so which of several blocks of ours have it is unknown
+            if (parent is not None and others) or (images and num_tokens != size):
                 return
             ours = []
             for start in range(index * num_tokens, (index + 1) * num_tokens, size):
-                parent = next_hash(parent, tokens[start : start + size], salt)
+                parent = next_hash(parent, tokens[start : start + size], salt, images)
                 ours.append(parent)
             if theirs not in known:
                 known[theirs] = _Stored(tuple(ours), salt)
@@ -220,15 +222,18 @@ class Subscription:
                     logger.warning("ignored KV events of %d frames in place of 3", len(frames))
 
 
-def _keys(event: BlockStored, index: int) -> list[Any]:
-    """Keys that a block's hash has beside tokens and adapter."""
+def _keys(event: BlockStored, index: int) -> tuple[list[tuple[str, int]], list[Any]]:
+    """Keys that a block's hash has beside tokens and adapter: those of images, and others."""
     keys = (event.extra_keys[index] if event.extra_keys else None) or []
-    return keys[1:] if event.lora_name and keys[:1] == [event.lora_name] else keys
+    if event.lora_name and keys[:1] == [event.lora_name]:
+        keys = keys[1:]
+    images = [(key[0], key[1]) for key in keys if isinstance(key, list) and len(key) == 2]
+    return images, [key for key in keys if not (isinstance(key, list) and len(key) == 2)]
 
 
 def _salt(event: BlockStored) -> bytes | None:
     """Our salt of a prompt's first block; None where the block has other keys."""
-    keys = [event.cache_salt] if event.cache_salt is not None else _keys(event, 0)
+    keys = [event.cache_salt] if event.cache_salt is not None else _keys(event, 0)[1]
     if not keys:
         # that of an adapter's requests has its name in it
         return None if event.lora_name else b""

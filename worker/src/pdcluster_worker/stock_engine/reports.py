@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from pdcluster_worker.messages.block_hash import block_hashes
+from pdcluster_worker.messages.block_hash import request_hashes
 from pdcluster_worker.messages.engine import EngineOutput, EngineStats, Pong
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.stock_engine.cache_events import CacheEvents
@@ -129,11 +129,11 @@ class Reports:
 
     def expected_hit(self, spec: RequestSpec) -> int:
         """Tokens of a prompt in the prefix cache."""
-        tokens, size = [*spec.prompt, *spec.output], self._first.block_size
-        if not len(self.cache) or len(tokens) <= size:
+        size = self._first.block_size
+        if not len(self.cache) or spec.num_tokens <= size:
             return 0
-        matched = self.cache.matched(block_hashes(tokens, size, spec.cache_salt))
-        return min(matched, (len(tokens) - 1) // size) * size
+        matched = self.cache.matched(request_hashes(spec, size))
+        return min(matched, (spec.num_tokens - 1) // size) * size
 
     async def numbers(self) -> Scrape:
         """As they are now.  Raises HttpFailedError."""

@@ -70,10 +70,17 @@ class ErrorBody(msgspec.Struct):
     code: int | str | None = None
 
 
+class Place(msgspec.Struct):
+    offset: int
+    length: int
+
+
 class ChunkBody(msgspec.Struct):
     choices: list[ChoiceBody] = []
     usage: UsageBody | None = None
     error: ErrorBody | None = None
+    prompt_token_ids: list[int] | None = None  # of a stream in its first chunk, if asked for
+    mm_placeholders: dict[str, list[Place]] | None = None
 
 
 class WholeBody(ChunkBody):
@@ -129,6 +136,7 @@ class TokenStream:
         self._prefill_seconds = None if handle is None else handle.prefill_seconds
         self._prompt_logprobs = list(prompt_logprobs if handle is None else handle.prompt_logprobs)
         self._spec = spec
+        self._has_images = bool(spec.images)  # whose places are to be checked
         self._decode = decode
         self._rest = b""
         self._last: Token | None = None
@@ -142,6 +150,9 @@ class TokenStream:
                 tokens.append(self._end())
             elif event.startswith(_DATA):
                 chunk = _read(self._decode, event[len(_DATA) :])
+                if chunk.choices and self._has_images:
+                    _check_images(chunk, self._spec)
+                    self._has_images = False
                 for choice in chunk.choices:
                     tokens += self._made(choice)
                 if chunk.usage is not None and not self._is_fetched:
@@ -192,6 +203,7 @@ def read_prefill(body: bytes, spec: RequestSpec) -> KvTransferParams:
     if not whole.kv_transfer_params or not whole.kv_transfer_params.get("remote_block_ids"):
         message = "the engine keeps no KV for its peer: is its kv-transfer-config the one of P/D?"
         raise StockEngineError(message)
+    _check_images(whole, spec)
     scores = _prompt_logprobs(whole, spec)
     return KvTransferParams(whole.kv_transfer_params, _cached_tokens(whole), prompt_logprobs=scores)
 
@@ -200,7 +212,9 @@ def read_prompt_logprobs(
     body: bytes, spec: RequestSpec, decode: Callable[[bytes], WholeBody] = decode_whole
 ) -> list[PromptLogprob]:
     """Scores of the prompt's tokens from the second on.  Raises StockEngineError."""
-    return _prompt_logprobs(_read(decode, body), spec)
+    whole = _read(decode, body)
+    _check_images(whole, spec)
+    return _prompt_logprobs(whole, spec)
 
 
 def read_error(status: int, body: bytes) -> StockEngineError:
@@ -225,6 +239,23 @@ def _read(decode: Callable[[bytes], ChunkT], data: bytes) -> ChunkT:
 def _failure(error: ErrorBody, code: int | str | None) -> StockEngineError:
     message = error.message or f"the engine answered {code}"
     return StockEngineError(message, is_refusal=code in _REFUSALS, param=error.param)
+
+
+def _check_images(body: ChunkBody, spec: RequestSpec) -> None:
+    """Refuse an answer to another prompt than the one that was rendered."""
+    if not spec.images:
+        return
+    places = (body.mm_placeholders or {}).get("image", [])
+    is_same = [(place.offset, place.length) for place in places] == [
+        (image.offset, image.length) for image in spec.images
+    ]
+    if not is_same or body.prompt_token_ids != [*spec.prompt, *spec.output]:
+        raise StockEngineError(
+            "the engine puts the images of this prompt elsewhere than its chat endpoint does, so "
+            "they cannot be sent apart from their text: send the request without them",
+            is_refusal=True,
+            param="messages",
+        )
 
 
 def _cached_tokens(body: ChunkBody) -> int:

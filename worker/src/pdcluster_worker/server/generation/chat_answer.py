@@ -98,7 +98,7 @@ def reasoning_of(request: Conversation, parsers: ModelParsers, prompt: str) -> R
         return Reasoning()
     start: Start = start_for(parsers.reasoning, prompt)
     if request.continue_final_message:
-        start = start_within(request.messages[-1].content or "")
+        start = start_within(request.messages[-1].text)
     return Reasoning(start, budget)
 
 

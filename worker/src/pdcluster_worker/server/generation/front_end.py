@@ -4,9 +4,11 @@ Ours does it with the model's tokenizer and chat template; that of a stock engin
 endpoints (docs/design/engine-front-end.md).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pdcluster_worker.messages.requests import Image
 from pdcluster_worker.server.generation.chat_answer import ModelParsers
 from pdcluster_worker.server.generation.choice import AnswerRules
 from pdcluster_worker.server.generation.derender import Derender
@@ -19,13 +21,14 @@ from pdcluster_worker.server.text.tokenizer import Tokenizer
 class Prepared:
     """Tokens of the prompts, what is wanted of the engine, and how the answers are read.
 
-    derender: None = by our own parsers.
+    derender: None = by our own parsers.  images: of the only prompt.
     """
 
     prompts: list[list[int]]
     sampling_request: SamplingRequest
     rules: AnswerRules
     derender: Derender | None = None
+    images: Sequence[Image] = ()
 
 
 class ServedModel(Protocol):

@@ -296,6 +296,7 @@ def respond(
         adapter=adapter,
         tenant=tenant,
         prefiller=context.prefiller,
+        images=prepared.images,
     )
     logger.info(
         "accepted request=%s label=%r prompts=%d prompt_tokens=%d n=%d",

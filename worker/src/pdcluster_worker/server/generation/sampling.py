@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from pdcluster_schema.text import quoted
 from pdcluster_worker.errors import ContextLengthError, field_error
-from pdcluster_worker.messages.requests import Constraint, RequestSpec, SamplingParams
+from pdcluster_worker.messages.requests import Constraint, Image, RequestSpec, SamplingParams
 from pdcluster_worker.server.schemas.requests import Extension, Generate
 
 _SEEDS = 2**63
@@ -51,6 +51,7 @@ def specs_for(
     adapter: str = "",
     tenant: str = "",
     prefiller: str = "",
+    images: Sequence[Image] = (),
 ) -> list[list[RequestSpec]]:
     """One list of n choices for each prompt; choice i (over all prompts) samples with seed + i."""
     n, extension = request.n or 1, request.pdcluster or Extension()
@@ -78,6 +79,7 @@ def specs_for(
                     adapter=adapter,
                     cache_salt=cache_salt,
                     tenant=tenant,
+                    images=list(images),
                     # likewise: those that follow find the prompt in the cache
                     prefiller=prefiller if i == choices[0] else "",
                     ttft_slo_seconds=_seconds(extension.ttft_slo_ms),

@@ -15,6 +15,8 @@ from pdcluster_worker.server.generation.choice import rules_of
 from pdcluster_worker.server.generation.derender import MAX_CALLS, Ask, Derender
 from pdcluster_worker.server.generation.front_end import Prepared, ServedModel
 from pdcluster_worker.server.generation.sampling import check_token_ids
+from pdcluster_worker.server.http.json_body import off_loop
+from pdcluster_worker.server.openai.images import Features, image_urls, images_of
 from pdcluster_worker.server.openai.own_front_end import completion_sampling_of, sampling_of
 from pdcluster_worker.server.schemas.chat_fields import NamedToolChoice
 from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest, Generate
@@ -41,7 +43,7 @@ class _Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 class _Rendered(msgspec.Struct):
     token_ids: list[int]
     sampling_params: _Sampling = _Sampling()
-    features: Any = None  # of images and the like
+    features: Features | None = None  # of parts that are no text
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
 
@@ -68,7 +70,11 @@ class EngineFrontEnd:
         _check_names(served, request, request.logprobs)
         sampling = sampling_of(request, None)
         fields = _chat_fields(request)
-        rendered = _rendered(await self._render_call(f"{CHAT}/render", fields))
+        urls = await off_loop(num_bytes, image_urls, request.messages, request.n or 1)
+        # the images as tensors, which are many times as long, are left out (from vLLM 0.32 on)
+        body = {**fields, "mm_payload": "none"} if urls else fields
+        rendered = _rendered(await self._render_call(f"{CHAT}/render", body))
+        images = images_of(rendered.features, urls, rendered.token_ids)
         is_forced = isinstance(request.tool_choice, NamedToolChoice) or (
             request.tool_choice == "required"
         )
@@ -87,9 +93,8 @@ class EngineFrontEnd:
             CHAT, request, {"chat_request": kept}, shows=request.include_reasoning is not False
         )
         constraint = _constraint_of(rendered)
-        return Prepared(
-            [rendered.token_ids], replace(sampling, constraint=constraint), rules, derender
-        )
+        sampling = replace(sampling, constraint=constraint)
+        return Prepared([rendered.token_ids], sampling, rules, derender, images)
 
     async def completion(
         self, served: ServedModel, request: CompletionRequest, num_bytes: int
@@ -164,8 +169,6 @@ def _chat_fields(request: ChatRequest) -> dict[str, Any]:
 
 def _constraint_of(rendered: _Rendered) -> Constraint | None:
     """The form of the answer by the engine's own parsers, which follow it once reasoning ends."""
-    if rendered.features is not None:
-        raise field_error("messages", "only text is taken here: leave other parts out")
     sampling = rendered.sampling_params
     if sampling == _Sampling():
         return None

@@ -151,7 +151,7 @@ def _check_continuation(request: Conversation) -> None:
             "is not possible with add_generation_prompt=true, which begins a new message: give one "
             "of the two",
         )
-    if last.role != "assistant" or last.tool_calls or not (last.content or "").strip():
+    if last.role != "assistant" or last.tool_calls or not last.text.strip():
         raise _wrong(
             name, "the last message must be text of role assistant, which the answer goes on with"
         )
@@ -164,7 +164,7 @@ def _templated(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
         _check_shape(message, path)
         shown: dict[str, Any] = {
             "role": "system" if message.role == "developer" else message.role,
-            "content": message.content or "",
+            "content": message.text,
         }
         if message.tool_calls:
             shown["tool_calls"] = [
@@ -185,6 +185,13 @@ def _check_shape(message: Message, path: str) -> None:
         raise _wrong(
             f"{path}.tool_calls", f"are made by role assistant, not {message.role}: leave them out"
         )
+    for number, part in enumerate(message.parts):
+        if part["type"] != "text":
+            raise _wrong(
+                f"{path}.content",
+                f"part {number} is an image, which needs model.frontend: engine of the PDCluster "
+                "and a model that takes images: send text",
+            )
     if message.content is None and message.role != "assistant":
         raise _wrong(
             f"{path}.content", f"is required for role {message.role}: give a string, or text parts"

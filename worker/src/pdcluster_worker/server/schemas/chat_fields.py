@@ -12,6 +12,7 @@ from pdcluster_worker.server.schemas.fields import (
     Body,
     Only,
     Text,
+    TextOr,
     check_sendable,
     join_parts,
     no_value,
@@ -197,15 +198,15 @@ class ToolCallField(Body):
 
 
 MessageContent = Annotated[
-    Text | None,
-    BeforeValidator(join_parts, json_schema_input_type=str | list[dict[str, str]] | None),
+    TextOr[list[dict[str, Any]]] | None,
+    BeforeValidator(join_parts, json_schema_input_type=str | list[dict[str, Any]] | None),
 ]
 
 
 class Message(Body):
     """One message; `name` is ignored, `developer` is shown to the model as `system`.
 
-    content:      null only of role assistant.
+    content:      null only of role assistant; a list where parts of it are images.
     tool_call_id: of role tool, the call that this answers.
     reasoning, reasoning_content: of role assistant, what came before its answer; two names of one
                                   thing.
@@ -221,6 +222,14 @@ class Message(Body):
     reasoning_content: Text | None = None
     function_call: Annotated[Any, Only(None, fix="use tool_calls")] = None
     audio: Annotated[Any, Only(None)] = None
+
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        return self.content if isinstance(self.content, list) else []
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else ""
 
 
 def _bounded(value: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -175,15 +175,26 @@ PromptList = Annotated[
 
 
 def join_parts(value: Any) -> Any:
+    """Join texts; parts of a list with images stay apart."""
     if not isinstance(value, list):
         return value
+    if any(type_of(part) == "image_url" for part in value):
+        return [_part(part, index) for index, part in enumerate(value)]
     return "\n".join(_part_text(part, index) for index, part in enumerate(value))
+
+
+def _part(part: Any, index: int) -> dict[str, Any]:
+    if type_of(part) == "image_url":
+        image = part.get("image_url")
+        shown = {"url": image.get("url")} if isinstance(image, dict) else image
+        return {"type": "image_url", "image_url": shown}
+    return {"type": "text", "text": _check_unicode(_part_text(part, index))}
 
 
 def _part_text(part: Any, index: int) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind != "text":
-        raise no_value(f"part {index} has type {quoted(kind)}: this model takes text parts only")
+        raise no_value(f"part {index} has type {quoted(kind)}: give text, or image_url")
     if kind is None or not isinstance(part.get("text"), str):
         raise no_value(f'part {index} must be {{"type": "text", "text": a string}}')
     return str(part["text"])
