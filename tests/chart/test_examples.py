@@ -16,6 +16,8 @@ from pdcluster_schema.routing import DecodeScoreSpec, OffloadSpec, PrefillQueueS
 from pdctl.cli.main import app
 from pdctl.local.ineffective import ineffective_remarks
 from pdctl.local.up import UpRequest, prepare
+from tests.operator.pdctl.stub_model import stub_model
+from tests.ports import free_port
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.yaml"))
@@ -57,9 +59,8 @@ def test_example_on_cpus_runs_on_one_machine_as_it_is(
     """With the sample model in the cache, from wherever Kubernetes would take it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = tmp_path / ".cache/pdcluster/smollm2-135m-instruct"
-    folder.mkdir(parents=True)
-    (folder / "config.json").touch()
-    prepared = prepare(UpRequest(FOLDER / name, load(FOLDER / name), 0, tmp_path))
+    stub_model(folder)
+    prepared = prepare(UpRequest(FOLDER / name, load(FOLDER / name), free_port(), tmp_path))
 
     assert prepared.model.path == folder
     remarks = ineffective_remarks(prepared.request.cluster)

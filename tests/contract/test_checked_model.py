@@ -1,12 +1,13 @@
 """`pdctl check`: the verdict of the worker's loader on folders of models."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from pdctl.cli import check
+from pdctl.local import checked_model
 from tests.make_tiny_model import make_tiny_model
 from tests.system.pdctl import pdctl
 
@@ -26,6 +27,11 @@ def test_the_code_that_would_serve_is_named(family: str, verdict: str, tmp_path:
 
     assert found.exit_code == 0, found.output
     assert found.output.startswith(f"{folder}: {verdict}")
+    assert re.search(
+        r"; about \d+ tokens/s of prefill and \d+ tokens/s of decode for one request on \d+ CPU "
+        "threads, measured once\n$",
+        found.output,
+    )
 
 
 def test_python_files_of_the_model_are_not_run(
@@ -55,7 +61,7 @@ def test_a_refusal_gives_the_reason_and_the_way_out(tmp_path: Path) -> None:
 def test_a_worker_that_is_not_installed_is_no_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "_PROGRAM", (sys.executable, "-m", "not_installed"))
+    monkeypatch.setattr(checked_model, "_PROGRAM", (sys.executable, "-m", "not_installed"))
     found = pdctl("check", str(tmp_path))
 
     assert found.output == f"error: {sys.executable}: No module named not_installed\n"

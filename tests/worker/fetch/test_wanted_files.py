@@ -57,7 +57,11 @@ def test_config_tokenizer_and_template_are_taken_and_the_rest_is_not() -> None:
 
 
 def test_without_a_config_it_is_no_model() -> None:
-    with pytest.raises(FetchError, match=r"no config\.json"):
+    with pytest.raises(
+        FetchError, match=r"download one of its GGUF files \(a\.gguf, b\.gguf\) and"
+    ):
+        small_files(files("b.gguf", "README.md", "a.gguf"))
+    with pytest.raises(FetchError, match=r"no config\.json .*transformers: choose another"):
         small_files(files("README.md"))
 
 

@@ -80,6 +80,8 @@ class PlanApplier:
         if fingerprint is not None and fingerprint.holds(digest_of(found.live, plan), now):
             result = ApplyResult(fingerprint.requeue_after_seconds(now))
         else:
+            if fingerprint is not None and now >= fingerprint.until:
+                session.settled.clear()
             session.fingerprint = None
             result = await self._apply_objects(found, plan, session, now)
             after = self.statuses.after(found.live) if result.wrote else found.live

@@ -1,18 +1,20 @@
 """`pdctl up` and `pdctl init`: `up MODEL` is `init MODEL` and then `up FILE`."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from pdcluster_api.errors import StartError
 from pdcluster_schema.load import parse
+from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.stock_engine import SGLANG, VLLM
 from pdctl.cli.options import cannot_write, load_file, reported
+from pdctl.local.machine import free_port
 from pdctl.local.model_file import MODEL, ModelOptions, document_of, file_text, is_cluster_file
 from pdctl.local.run_directory import LOOPBACK, RunDirectory, default_state_dir, replace_file
 from pdctl.local.screen import make_screen
-from pdctl.local.up import UpRequest, prepare, up
+from pdctl.local.up import UpRequest, prepare, read_key, up
 
 StateDir = Annotated[
     Path | None,
@@ -59,7 +61,7 @@ Host = Annotated[
     typer.Option(
         metavar="ADDRESS",
         help="where to serve, an address of this machine; 0.0.0.0 = all. Beyond loopback it "
-        "needs --api-key",
+        "needs a key",
     ),
 ]
 ApiKey = Annotated[
@@ -67,15 +69,19 @@ ApiKey = Annotated[
     typer.Option(
         envvar="PDCLUSTER_API_KEY",
         metavar="KEY",
-        help="that clients have to send; else none is asked for",
+        help="that clients have to send; else none is asked for. Other users of this machine see "
+        "an option in the list of processes: give it as the variable, or by --api-key-file",
     ),
+]
+ApiKeyFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="that holds the key, over --api-key")
 ]
 ModelPath = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="the folder of a file's model; without it spec.model.path where that is here, else "
-        "~/.cache/pdcluster/NAME by spec.model.name, else that of the hub",
+        help="the folder, or GGUF file, of a file's model; without it spec.model.path where that "
+        "is here, else ~/.cache/pdcluster/NAME by spec.model.name, else that of the hub",
     ),
 ]
 VllmProgram = Annotated[
@@ -125,7 +131,8 @@ def init_command(
 ) -> None:
     """Write the PDCluster file of a model, the one that `pdctl up MODEL` runs."""
     with reported():
-        document = _document(model, ModelOptions(name, prefill, decode, mixed, dtype, gpu))
+        document = document_of(model, ModelOptions(name, prefill, decode, mixed, dtype, gpu))
+        parse(document)
         text = file_text(model, document)
         if output is None:
             typer.echo(text, nl=False)
@@ -157,6 +164,7 @@ def up_command(
     port: Port = None,
     host: Host = LOOPBACK,
     api_key: ApiKey = None,
+    api_key_file: ApiKeyFile = None,
     model_path: ModelPath = None,
     vllm: VllmProgram = None,
     sglang: SglangPython = None,
@@ -165,44 +173,49 @@ def up_command(
     state_dir: StateDir = None,
 ) -> None:
     """Run a model, or a PDCluster file, as processes of this machine until Ctrl-C."""
+    options = ModelOptions(name, prefill, decode, mixed, dtype, gpu)
     state = state_dir or default_state_dir()
     with reported():
-        file = _file(model, ModelOptions(name, prefill, decode, mixed, dtype, gpu), state)
-    cluster = load_file(file)
+        cluster, text = _cluster(model, options)
+        key = read_key(api_key_file) if api_key_file is not None else api_key
+    file = Path(model) if text is None else state / cluster.metadata.name / "cluster.yaml"
     given = {VLLM: vllm, SGLANG: sglang}
     request = UpRequest(
         source=file,
         cluster=cluster,
-        port=cluster.spec.service.port if port is None else port,
+        port=(cluster.spec.service.port if port is None else port) or free_port(),
         state_dir=state,
         host=host,
-        api_key=api_key or None,
+        api_key=key or None,
         model_path=model_path,
         programs={name: path for name, path in given.items() if path is not None},
         observe=observe,
     )
-    with reported(file):
+    # Held already: a running pdctl watches its file, and a download or a conversion can be long.
+    taken = RunDirectory.name_taken(state, cluster.metadata.name, request.port)
+    with reported(), taken, reported(file):
+        if text is not None:
+            _write(file, text)
         prepared = prepare(request)
         with make_screen(progress=progress) as screen:
             up(prepared, screen)
 
 
-def _document(model: str, options: ModelOptions) -> dict[str, Any]:
-    """Valid.  Raises StartError, InvalidObjectError."""
-    document = document_of(model, options)
-    parse(document)
-    return document
+def _write(file: Path, text: str) -> None:
+    try:
+        replace_file(file, text)
+    except OSError as e:
+        raise cannot_write(file, e, "choose another folder with --state-dir") from e
 
 
-def _file(model: str, options: ModelOptions, state_dir: Path) -> Path:
-    """The PDCluster file: the given one, or that of a model in the state folder."""
+def _cluster(model: str, options: ModelOptions) -> tuple[PDCluster, str | None]:
+    """The object, and the text of the file of a model; None = MODEL is a file.
+
+    Raises StartError, InvalidObjectError.
+    """
     if is_cluster_file(model):
         if given := ", ".join(options.given()):
             raise StartError(f"{given}: for a MODEL; edit the file {model} instead", exit_code=2)
-        return Path(model)
-    document = _document(model, options)
-    name = str(document["metadata"]["name"])
-    file = state_dir / name / "cluster.yaml"
-    with RunDirectory.name_taken(state_dir, name):  # a running one watches its file
-        replace_file(file, file_text(model, document))
-    return file
+        return load_file(Path(model)), None
+    document = document_of(model, options)
+    return parse(document), file_text(model, document)

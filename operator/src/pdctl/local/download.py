@@ -1,5 +1,8 @@
-"""Models and adapters of the hub on this machine, fetched by the worker's own program."""
+"""Models and adapters of the hub, and models of GGUF files, on this machine: made by the worker's
+own programs.
+"""
 
+import hashlib
 import io
 import subprocess
 import sys
@@ -17,27 +20,49 @@ def downloaded(hub: HuggingFaceSpec, target: Path, *options: str) -> Path:
 
     Shows how far it is on stderr.  Raises StartError.
     """
-    program = (sys.executable, "-P", "-m", "pdcluster_worker.fetch")
     source = (f"--repo={hub.repo}", f"--revision={hub.revision}", f"--target={target}")
+    fix = "; start it again to go on with what has come, or give the model's folder"
+    command = ("fetch", *source, "--hub-cache", f"--attempts={_ATTEMPTS}", *options)
+    return Path(_output(command, fix))
+
+
+def converted(gguf: Path, cache: Path) -> Path:
+    """The folder made of a GGUF file as it is now, once.
+
+    Shows how far it is on stderr.  Raises StartError.
+    """
+    found = gguf.stat()
+    state = f"{gguf} {found.st_size} {found.st_mtime_ns}"
+    target = cache / f"{gguf.stem}--{hashlib.sha256(state.encode()).hexdigest()[:12]}"
+    _output(("fetch.gguf_file", str(gguf), str(target)), "")
+    return target
+
+
+def _output(command: tuple[str, ...], fix: str) -> str:
+    """Run a program of the worker; returns what it prints.
+
+    fix: of errors after which it may go well another time
+    Raises StartError.
+    """
+    module, *arguments = command
     bar = ("--bar",) if sys.stderr.isatty() else ()
-    command = (*program, *source, "--hub-cache", f"--attempts={_ATTEMPTS}", *bar, *options)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    program = (sys.executable, "-P", "-m", f"pdcluster_worker.{module}", *arguments, *bar)
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None, "a pipe"
         assert process.stderr is not None, "a pipe"
         with io.TextIOWrapper(process.stderr, errors="replace", newline="") as lines:
             error = _shown(lines)
-        folder = process.stdout.read().decode().strip()
-    if process.returncode == 0:
-        return Path(folder)
+        printed = process.stdout.read().decode().strip()
     if process.returncode == _USERS_MISTAKE:
         raise StartError(error, exit_code=2)
-    message = f"{error}; start it again to go on with what has come, or give the model's folder"
-    raise StartError(message, exit_code=1)
+    if process.returncode != 0:
+        raise StartError(f"{error}{fix}", exit_code=1)
+    return printed
 
 
 def _shown(lines: io.TextIOWrapper) -> str:
     """Pass on lines, and parts of a bar; returns the last error instead."""
-    error = "the download ended"
+    error = "the program that makes the model's folder ended"
     for line in lines:
         if line.startswith("error: "):
             error = line.removeprefix("error: ").strip()

@@ -8,7 +8,7 @@ from pdcluster_api.manifests.model_source import hub_folder
 from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.model import ModelSpec
 from pdcluster_schema.pdcluster import PDCluster
-from pdctl.local.download import downloaded
+from pdctl.local.download import converted, downloaded
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,10 @@ def find_model(cluster: PDCluster, source: Path, given: Path | None) -> FoundMod
     """
     model = cluster.spec.model
     if given is not None:
-        if not given.is_dir():
-            raise StartError(f"--model-path: {no_folder(given)}", exit_code=2)
-        return FoundModel(given.absolute(), "--model-path")
+        return FoundModel(folder_of(given, "--model-path: "), "--model-path")
     own = _own_path(model, source)
-    if own is not None and own.is_dir():
-        return FoundModel(own, "spec.model.path")
+    if own is not None and (own.is_dir() or is_gguf(own)):
+        return FoundModel(folder_of(own), "spec.model.path")
     cached = cached_model(model)
     if (cached / "config.json").is_file():
         return FoundModel(cached, f"the cache, by the name {model.name}")
@@ -96,16 +94,40 @@ def with_adapters(cluster: PDCluster, source: Path) -> PDCluster:
     )
 
 
-def no_folder(path: Path) -> str:
-    if not path.is_file():
-        return f"no folder at {path}; correct the path"
-    if path.suffix != ".gguf":
-        return f"{path} is a file; give the folder that it is in"
-    return (
-        f"{path} is GGUF, which is not served; give the model's original folder, or convert it: "
-        "transformers' from_pretrained(FOLDER, gguf_file=NAME), then save_pretrained(TARGET), for "
-        "AutoModelForCausalLM and AutoTokenizer"
-    )
+def folder_of(path: Path, option: str = "") -> Path:
+    """An absolute folder: the path's own, or that which its GGUF file is made into.
+
+    option: begins the message where there is none
+    Raises StartError.
+    """
+    if not path.exists():
+        raise StartError(f"{option}no folder at {path}; correct the path", exit_code=2)
+    if (gguf := gguf_of(path)) is not None:
+        return converted(gguf.resolve(), default_cache_dir() / "gguf")
+    if path.is_file():
+        reason = f"{option}{path} is a file; give the folder that it is in"
+        raise StartError(reason, exit_code=2)
+    return path.absolute()
+
+
+def gguf_of(path: Path) -> Path | None:
+    """The path itself, or the one file of a folder without other weights; None = no GGUF.
+
+    Raises StartError for a folder with several.
+    """
+    if path.is_file():
+        return path if is_gguf(path) else None
+    files = sorted(filter(is_gguf, path.iterdir()))
+    if not files or any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin")):
+        return None
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise StartError(f"{path}: has several GGUF files, {names}; give one of them", exit_code=2)
+    return files[0]
+
+
+def is_gguf(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf" and path.is_file()
 
 
 def _own_path(model: ModelSpec, source: Path) -> Path | None:
@@ -121,7 +143,7 @@ def _tried(model: ModelSpec, own: Path | None) -> str:
     else:
         object_text = f"there is none at spec.model.path, {own}"
         if own is not None and own.is_file():
-            object_text = f"of spec.model.path {no_folder(own).partition(';')[0]}"
+            object_text = f"spec.model.path is a file, {own}"
     return (
         f"--model-path is not given, {object_text}, and the cache has none at {cached_model(model)}"
     )

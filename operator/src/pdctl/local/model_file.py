@@ -15,10 +15,14 @@ from pdcluster_schema.pdcluster import KIND
 from pdcluster_schema.text import one_line
 from pdctl.local.gpus import is_of_type, read_driver
 from pdctl.local.machine import available_cores
-from pdctl.local.model import no_folder
+from pdctl.local.model import gguf_of, is_gguf
 
-MODEL = "a model's folder, or OWNER/NAME of the Hugging Face hub"
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+MODEL = (
+    "a model's folder or GGUF file, or OWNER/NAME or OWNER/NAME@REVISION of the Hugging Face hub"
+)
+_REPOSITORY = re.compile(
+    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>\S+))?", re.ASCII
+)
 _FILE_ENDINGS = (".yaml", ".yml")
 _NAME_LENGTH = 30  # with a role, a pool and a revision it still is a name of Kubernetes
 
@@ -41,7 +45,7 @@ class ModelOptions:
 def is_cluster_file(model: str) -> bool:
     """True if a MODEL of the command line is a PDCluster file in place of a model."""
     path = Path(model).expanduser()
-    return model == "-" or path.suffix in _FILE_ENDINGS or (path.is_file() and not _is_gguf(path))
+    return model == "-" or path.suffix in _FILE_ENDINGS or (path.is_file() and not is_gguf(path))
 
 
 def document_of(model: str, options: ModelOptions) -> dict[str, Any]:
@@ -70,30 +74,25 @@ def _source(model: str) -> dict[str, Any]:
         raise StartError(f"{model}: is a file already; give {MODEL}", exit_code=2)
     path = Path(model).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise StartError(f"{model}: {_no_config(path)}", exit_code=2)
+        if gguf_of(path) is None and not (path / "config.json").is_file():
+            raise StartError(
+                f"{model}: the folder has no config.json, so it holds no model; give the one that "
+                "has it",
+                exit_code=2,
+            )
         folder = path.resolve()
         return {"name": folder.name, "path": str(folder)}
-    if path.exists():
-        raise StartError(no_folder(path), exit_code=2)
-    if _REPOSITORY.fullmatch(model) is None:
+    if is_gguf(path):
+        return {"name": path.stem, "path": str(path.resolve())}
+    found = _REPOSITORY.fullmatch(model)
+    if found is None:
         raise StartError(
             f"{model}: no file or folder is there, and it is no name of the hub; give {MODEL}, or "
             "a PDCluster file to `pdctl up`",
             exit_code=2,
         )
-    return {"name": model, "huggingFace": {"repo": model}}
-
-
-def _no_config(folder: Path) -> str:
-    converted = next(iter(sorted(filter(_is_gguf, folder.iterdir()))), None)
-    if converted is not None:
-        return no_folder(converted)
-    return "the folder has no config.json, so it holds no model; give the one that has it"
-
-
-def _is_gguf(path: Path) -> bool:
-    return path.suffix == ".gguf"
+    hub = {name: value for name, value in found.groupdict().items() if value is not None}
+    return {"name": hub["repo"], "huggingFace": hub}
 
 
 def _cluster_name(base: str) -> str:

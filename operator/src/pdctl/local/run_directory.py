@@ -66,20 +66,25 @@ class RunDirectory:
 
     @staticmethod
     @contextlib.contextmanager
-    def name_taken(
-        state_dir: Path, name: str, port: int = 0, devices: Iterable[Gpu] = ()
-    ) -> Iterator[None]:
-        """Hold the name of a run, and its GPUs.  Raises StartError when another run holds one."""
-        mine = f"process {os.getpid()}, port {port}"
+    def name_taken(state_dir: Path, name: str, port: int) -> Iterator[None]:
+        """Hold the name of a run.  Raises StartError when another run holds it."""
         with contextlib.ExitStack() as held:
-            if other := _lock(state_dir / name / "lock", mine, held):
+            if other := _lock(state_dir / name / "lock", _holder(port), held):
                 raise StartError(
                     f"{name} runs here already: {other}; end that one first, or give this one "
                     "another metadata.name, a MODEL by --name",
                     exit_code=2,
                 )
+            yield
+
+    @staticmethod
+    @contextlib.contextmanager
+    def gpus_taken(state_dir: Path, name: str, port: int, devices: Iterable[Gpu]) -> Iterator[None]:
+        """Hold GPUs for a run.  Raises StartError when another run holds one."""
+        with contextlib.ExitStack() as held:
             for device in devices:
-                if other := _lock(state_dir / ".gpus" / device.uuid, f"{name}, {mine}", held):
+                holder = f"{name}, {_holder(port)}"
+                if other := _lock(state_dir / ".gpus" / device.uuid, holder, held):
                     raise StartError(
                         f"GPU {device.index} is used by {other}; end that one first, or leave "
                         "the GPU out with CUDA_VISIBLE_DEVICES",
@@ -153,6 +158,16 @@ def runs(state_dir: Path, name: str = "*") -> list[RunDirectory]:
     ]
 
 
+def remove_api_keys(state_dir: Path, name: str) -> None:
+    """Remove those of the runs of a name that is held: they have all ended."""
+    for run in runs(state_dir, name):
+        shutil.rmtree(run.path / "api-keys", ignore_errors=True)
+
+
+def _holder(port: int) -> str:
+    return f"process {os.getpid()}, port {port}"
+
+
 def _lock(path: Path, holder: str, held: contextlib.ExitStack) -> str:
     """Take a lock until `held` ends; returns the run that has it, or nothing."""
     try:
@@ -162,13 +177,13 @@ def _lock(path: Path, holder: str, held: contextlib.ExitStack) -> str:
         raise _cannot_write(path.parent, e) from e
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.truncate(0)
+        file.write(f"{holder}\n")
+        file.flush()
     except BlockingIOError:
         return path.read_text().strip() or "another run"
-    except OSError as e:  # a file system without locks
+    except OSError as e:  # a file system without locks, or space
         raise _cannot_write(path.parent, e) from e
-    file.truncate(0)
-    file.write(f"{holder}\n")
-    file.flush()
     return ""
 
 

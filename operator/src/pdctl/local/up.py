@@ -19,10 +19,12 @@ from pdcluster_api.errors import EtcdUnreachableError, StartError
 from pdcluster_api.manifests.worker_config import policy_file
 from pdcluster_schema.etcd_keys import workers_prefix
 from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.sections import ENGINELESS, PICKER
+from pdctl.local.checked_model import checked
 from pdctl.local.etcd import running_etcd
 from pdctl.local.gpus import needs_gpus, read_driver
 from pdctl.local.ineffective import ineffective_remarks
-from pdctl.local.machine import available_cores, free_port, port_is_free, with_programs
+from pdctl.local.machine import available_cores, port_is_free, with_programs
 from pdctl.local.model import FoundModel, find_model, with_adapters
 from pdctl.local.plan import NO_GPUS, LocalPlan, plan_local
 from pdctl.local.policy import PolicyWatcher
@@ -33,6 +35,7 @@ from pdctl.local.run_directory import (
     RunDirectory,
     RunSettings,
     make_certificates,
+    remove_api_keys,
     write_api_key,
     write_process,
     write_yaml,
@@ -50,7 +53,7 @@ class UpRequest:
     """Options of a run.
 
     source:     the file of `cluster`
-    port:       0 = any free one
+    port:       not 0, so that a restarted worker keeps its announced address
     host:       address of the API; api_key: that it asks for
     model_path: overrides the object's model; programs: of its stock engine, by type, over its own
     observe:    run Prometheus beside the workers
@@ -92,30 +95,58 @@ class _Signals:
 
 
 def up(prepared: PreparedRun, screen: Screen) -> None:
-    """Run until SIGINT or SIGTERM.  Raises InvalidObjectError or StartError."""
+    """Run until SIGINT or SIGTERM, with the name held.  Raises InvalidObjectError or StartError."""
     request = prepared.request
-    name, port = request.cluster.metadata.name, prepared.plan.ingress.http_port
+    name = request.cluster.metadata.name
     devices = [device for process in prepared.plan.processes for device in process.devices]
-    with RunDirectory.name_taken(request.state_dir, name, port, devices):
-        asyncio.run(_serve(prepared, screen))
+    with RunDirectory.gpus_taken(request.state_dir, name, request.port, devices):
+        try:
+            asyncio.run(_serve(prepared, screen))
+        finally:
+            remove_api_keys(request.state_dir, name)
 
 
 def prepare(request: UpRequest) -> PreparedRun:
-    """All checks that need no process.  Raises InvalidObjectError or StartError.
-
-    Port 0 is resolved here, so that a restarted worker keeps its announced address.
-    """
+    """All checks before processes are started.  Raises InvalidObjectError or StartError."""
     _check_host(request.host, request.api_key)
-    request = replace(request, cluster=with_adapters(request.cluster, request.source))
-    port = request.port or free_port()
+    _check_picker(request.host, request.cluster)
+    _check_port(request.host, request.port)
     driver = read_driver() if needs_gpus(request.cluster) else NO_GPUS
-    plan = plan_local(request.cluster, cores=available_cores(), port=port, driver=driver)
-    model = find_model(request.cluster, request.source, request.model_path)
+    plan = plan_local(request.cluster, cores=available_cores(), port=request.port, driver=driver)
     plan = with_programs(plan, request.source, request.programs)
-    _check_port(request.host, port)
     if request.observe:
         find_prometheus()
+    request = replace(request, cluster=with_adapters(request.cluster, request.source))
+    model = find_model(request.cluster, request.source, request.model_path)
+    if any(
+        process.role not in ENGINELESS and not process.engine.is_stock for process in plan.processes
+    ):
+        checked(model.path, "--config")
     return PreparedRun(request, plan, model)
+
+
+def read_key(file: Path) -> str:
+    """The key that a file holds.  Raises StartError."""
+    try:
+        key = file.expanduser().read_text().strip()
+    except (OSError, UnicodeDecodeError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "it is no text"
+        raise StartError(
+            f"--api-key-file: {file} cannot be read: {reason}; correct the path", exit_code=2
+        ) from e
+    if not key:
+        raise StartError(f"--api-key-file: {file} is empty; write a key into it", exit_code=2)
+    return key
+
+
+def _check_picker(host: str, cluster: PDCluster) -> None:
+    """Gateways get the addresses at which workers reach one another."""
+    if PICKER in cluster.spec.roles.present() and host not in (LOOPBACK, "0.0.0.0"):
+        raise StartError(
+            f"--host {host}: a picker names {LOOPBACK} to gateways, where nothing would listen; "
+            "leave --host out, or give 0.0.0.0",
+            exit_code=2,
+        )
 
 
 def _check_host(host: str, api_key: str | None) -> None:
@@ -126,8 +157,8 @@ def _check_host(host: str, api_key: str | None) -> None:
         raise StartError(reason, exit_code=2) from e
     if not is_loopback and api_key is None:
         raise StartError(
-            f"--host {host} lets other machines in, and no key is asked for; give --api-key or "
-            "PDCLUSTER_API_KEY, or leave --host out",
+            f"--host {host} lets other machines in, and no key is asked for; give "
+            "PDCLUSTER_API_KEY or --api-key-file, or leave --host out",
             exit_code=2,
         )
     if api_key is not None and not (

@@ -3,7 +3,7 @@ nothing can come.
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -16,7 +16,8 @@ from pdcluster_operator.reconcile import apply_plan
 from pdcluster_operator.reconcile.apply_plan import ApplyResult, PlanApplier, TlsStep
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
 from pdcluster_operator.reconcile.observation import Observation
-from pdcluster_operator.reconcile.session import ObservedInputs, Session
+from pdcluster_operator.reconcile.session import Fingerprint, ObservedInputs, Session
+from pdcluster_operator.writes.actions import ObjectName
 from pdcluster_schema.load import parse
 from tests.operator.bodies import child, cluster
 from tests.operator.pdcluster_api.plan.clusters import NOW as STAMP
@@ -79,6 +80,20 @@ async def test_a_snapshot_that_waits_for_the_etcds_secret_is_tried_again(
     acted = await acted_on(session, EtcdSecret(answer))
     assert (acted.wrote, acted.failures) == (False, ())
     assert (session.fingerprint is None) == (answer is None)
+
+
+@pytest.mark.parametrize("hours", [-1.0, 1.0])
+async def test_every_child_is_compared_again_when_a_fingerprint_has_ended(
+    hours: float, monkeypatch: pytest.MonkeyPatch
+):
+    """Also those whose object and version have not changed since they were found to be right."""
+    monkeypatch.setattr(apply_plan, "tls_step", lambda *_: TlsStep(requeue_after_seconds=1e6))
+    monkeypatch.setattr(apply_plan, "compare", lambda *_, **__: [])
+    session = sessions_with(FakeEtcd()).of(KEY)
+    session.settled[ObjectName("Service", "chat")] = b"as it was"
+    session.fingerprint = Fingerprint(b"others", NOW + timedelta(hours=hours), is_due=False)
+    await acted_on(session, EtcdSecret(True))
+    assert bool(session.settled) is (hours > 0)
 
 
 @pytest.mark.parametrize(

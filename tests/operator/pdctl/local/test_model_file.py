@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_api.errors import StartError
+from pdcluster_schema.load import parse
 from pdctl.local import model_file
 from pdctl.local.gpus import DriverReport, Gpu
 from pdctl.local.model_file import ModelOptions, document_of, is_cluster_file
@@ -63,6 +64,47 @@ def test_a_folder_is_served_by_its_absolute_path_and_its_name(
         "name": "tiny",
         "path": str(tmp_path / "org/tiny"),
     }
+
+
+@pytest.mark.parametrize("revision", ["v2", "0123abcd", "refs/pr/7"])
+def test_a_revision_of_the_hub_follows_the_name(revision: str) -> None:
+    document = document_of(f"org/tiny@{revision}", ModelOptions(mixed=1))
+
+    assert parse(document).metadata.name == "tiny"
+    assert document["spec"]["model"] == {
+        "name": "org/tiny",
+        "huggingFace": {"repo": "org/tiny", "revision": revision},
+    }
+
+
+def test_a_gguf_file_is_served_by_its_path_and_its_name(tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    file = tmp_path / "tiny/Tiny-Q8_0.gguf"
+    file.touch()
+
+    document = document_of(str(file), ModelOptions(mixed=1))
+    assert document["metadata"]["name"] == "tiny-q8-0"
+    assert document["spec"]["model"] == {"name": "Tiny-Q8_0", "path": str(file)}
+    # a folder may have a config.json beside it
+    (tmp_path / "tiny/config.json").write_text("{}")
+    document = document_of(str(tmp_path / "tiny"), ModelOptions(mixed=1))
+    assert document["spec"]["model"] == {"name": "tiny", "path": str(tmp_path / "tiny")}
+
+
+def test_of_several_gguf_files_one_is_asked_for(tmp_path: Path) -> None:
+    for name in ("b.gguf", "a.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(StartError) as refused:
+        document_of(str(tmp_path), ModelOptions(mixed=1))
+
+    assert str(refused.value) == (
+        f"{tmp_path}: has several GGUF files, a.gguf, b.gguf; give one of them"
+    )
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    assert document_of(str(tmp_path), ModelOptions(mixed=1))["spec"]["model"]["path"] == str(
+        tmp_path
+    )
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ import psutil
 import pytest
 import yaml
 
+from tests.operator.pdctl.stub_model import stub_model
+
 READY = "ready: http://127.0.0.1:"
 _CHAT = Path(__file__).parents[4] / "examples" / "chat.yaml"
 _STANDIN = Path(__file__).with_name("standin_worker.py")
@@ -68,7 +70,7 @@ def start(
     """Start pdctl up on the document, or on a file, in a home folder of its own; whatever is left
     of it afterwards is killed.
     """
-    (tmp_path / "model").mkdir()
+    stub_model(tmp_path / "model")
     document["spec"]["model"]["path"] = "model"
     started: list[Run] = []
 
@@ -122,8 +124,7 @@ async def test_up_serves_the_file_that_kubernetes_takes_until_sigterm_and_leaves
     have no effect.
     """
     folder = tmp_path / ".cache/pdcluster/smollm2-135m-instruct"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
+    stub_model(folder)
     run = start("--port", "0", standin="parent", file=_CHAT)
     await run.shows(READY)
     assert run.text().splitlines()[1:5] == [

@@ -12,7 +12,14 @@ import pytest
 from pdcluster_api.errors import StartError
 from pdctl.local.gpus import Gpu
 from pdctl.local.machine import available_cores, port_is_free
-from pdctl.local.run_directory import RunDirectory, default_state_dir, replace_file, runs
+from pdctl.local.run_directory import (
+    RunDirectory,
+    default_state_dir,
+    remove_api_keys,
+    replace_file,
+    runs,
+    write_api_key,
+)
 
 NOBODY = 2**22 + 1  # above the kernel's largest pid
 
@@ -61,16 +68,17 @@ def test_a_name_is_taken_for_as_long_as_its_run_lives(tmp_path: Path) -> None:
 
 def test_a_gpu_is_taken_for_as_long_as_its_run_lives(tmp_path: Path) -> None:
     """By its UUID: a container that has some GPUs of the machine counts them from 0."""
+    taken = RunDirectory.gpus_taken
     gpus = [Gpu(index, f"GPU-{index}", "NVIDIA H200") for index in range(4)]
     again = replace(gpus[2], index=0)
     with (
-        RunDirectory.name_taken(tmp_path, "chat", 8000, [gpus[0], gpus[2]]),
-        RunDirectory.name_taken(tmp_path, "other", 8001, [replace(gpus[1], index=0)]),
+        taken(tmp_path, "chat", 8000, [gpus[0], gpus[2]]),
+        taken(tmp_path, "other", 8001, [replace(gpus[1], index=0)]),
         pytest.raises(StartError) as refused,
-        RunDirectory.name_taken(tmp_path, "third", 8002, [gpus[3], again]),
+        taken(tmp_path, "third", 8002, [gpus[3], again]),
     ):
         pass
-    with RunDirectory.name_taken(tmp_path, "third", 8002, [gpus[3], again]):
+    with taken(tmp_path, "third", 8002, [gpus[3], again]):
         pass
 
     assert str(refused.value) == (
@@ -79,6 +87,17 @@ def test_a_gpu_is_taken_for_as_long_as_its_run_lives(tmp_path: Path) -> None:
     )
     assert refused.value.exit_code == 2
     assert runs(tmp_path) == []
+
+
+def test_keys_of_runs_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    run, other = (RunDirectory.create(tmp_path, name) for name in ("chat", "other"))
+    for each in (run, other):
+        write_api_key(each.path / "api-keys", "sesame")
+    remove_api_keys(tmp_path, "chat")
+
+    assert not (run.path / "api-keys").exists()
+    assert run.logs.is_dir()
+    assert (other.path / "api-keys/key").read_text() == "sesame"
 
 
 def test_unwritable_state_folder_is_named_with_the_way_out(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_kind_is_refused_from_its_config_alone(tmp_path, fields, reason):
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        ({"m.Q4_0.gguf": ""}, r"m\.Q4_0\.gguf is GGUF, .* or convert it"),
+        ({"m.Q4_0.gguf": ""}, r"m\.Q4_0\.gguf is GGUF, .*fetch\.gguf_file FILE FOLDER"),
         ({"a": ""}, r"no config\.json"),
         ({"config.json": "{"}, "not JSON"),
         ({"config.json": "[]"}, "no model_type"),

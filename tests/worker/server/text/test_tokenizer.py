@@ -66,7 +66,9 @@ def test_a_folder_without_tokenizer_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"no tokenizer\.json"):
         Tokenizer.load(tmp_path)
     (tmp_path / "m.gguf").touch()
-    with pytest.raises(ModelError, match=r"no tokenizer\.json: .*m\.gguf is GGUF, which is not"):
+    with pytest.raises(
+        ModelError, match=r"no tokenizer\.json: .*m\.gguf is GGUF, which a worker does not"
+    ):
         Tokenizer.load(tmp_path)
 
 

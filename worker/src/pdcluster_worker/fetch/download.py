@@ -29,7 +29,7 @@ from pdcluster_worker.fetch.hf_hub import (
     small_files,
     weights_files,
 )
-from pdcluster_worker.fetch.model_folder import ModelDownload, check_space
+from pdcluster_worker.fetch.model_folder import ModelDownload, check_space, only_run
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def fetch(download: ModelDownload, attempts: int, *, bar: bool = False) -> None:
     """Make the folder; with a bar, or with lines in the log.  Raises FetchError, OSError, or
     HubError after so many failures in a row.
     """
-    with download.only_run():
+    with only_run(download.target):
         if not download.is_there():
             _fetch_with_retries(download, attempts, progress_bar if bar else logged_progress)
 

@@ -169,13 +169,18 @@ def cached_snapshot(download: ModelDownload) -> Path | None:
     return folder if {TOKENIZER, "tokenizer_config.json"} <= names else None
 
 
-def small_files(files: Iterable[RemoteFile]) -> list[RemoteFile]:
+def small_files(files: Sequence[RemoteFile]) -> list[RemoteFile]:
     """All but weights, their index included.  Raises FetchError without a config.json."""
     found = [file for file in files if _SMALL.fullmatch(file.name) or file.name == INDEX]
     if _CONFIG not in (file.name for file in found):
+        gguf = sorted(file.name for file in files if file.name.endswith(".gguf"))
+        fix = (
+            f"download one of its GGUF files ({', '.join(gguf[:5])}) and give that to `pdctl up`, "
+            "or choose another repository"
+        )
         raise FetchError(
-            "it has no config.json at its root, so it is no model of transformers: choose another "
-            "repository"
+            "it has no config.json at its root, so it is no model of transformers: "
+            f"{fix if gguf else 'choose another repository'}"
         )
     return found
 

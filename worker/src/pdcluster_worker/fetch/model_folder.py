@@ -11,7 +11,7 @@ import fcntl
 import json
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from pdcluster_worker.errors import FetchError
 logger = logging.getLogger(__name__)
 
 MARKER = ".pdcluster-model.json"
+READY = ".ready"  # of a converted model
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_FOREIGN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.ENOTDIR)
+_FOREIGN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.ENOTDIR, errno.EEXIST)
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class ModelDownload:
 
     @property
     def work(self) -> Path:
-        return self.target.parent / f".{self.target.name}.partial"
+        return _work(self.target)
 
     def is_there(self) -> bool:
         """True if an earlier run has finished.  Raises FetchError for anything else there."""
@@ -69,18 +70,6 @@ class ModelDownload:
         )
         return True
 
-    @contextlib.contextmanager
-    def only_run(self) -> Iterator[None]:
-        """Hold the lock; others wait."""
-        self.target.parent.mkdir(parents=True, exist_ok=True)
-        with (self.target.parent / f".{self.target.name}.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                logger.info("waiting for another download of the same folder=%s", self.target)
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
     def open_work(self, commit: str) -> Path:
         """The folder to make it in, with what an earlier run of the same commit has left."""
         note, held = json.dumps(self._note(commit)), self.work / MARKER
@@ -106,6 +95,55 @@ class ModelDownload:
     def _what(note: dict[str, Any]) -> str:
         weights = "" if note.get("weights", True) else " without weights"
         return f"{note['repo']} at {note['revision']}{weights}"
+
+
+def make_once(target: Path, make: Callable[[Path], None]) -> None:
+    """Have `make` fill a folder, which then becomes `target`, unless that is there.
+
+    Raises FetchError for anything else there, and what `make` raises.
+    """
+    with only_run(target):
+        if (target / READY).exists():
+            return
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise FetchError(
+                f"{target} exists and was not made here: remove it or choose another folder"
+            )
+        work = _work(target)
+        shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
+        work.mkdir()
+        try:
+            make(work)
+            make_readable(work)
+            (work / READY).touch()
+            work.rename(target)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def make_readable(folder: Path) -> None:
+    """Let everyone read the files: safetensors makes its own for the owner alone, and a container's
+    user is another.
+    """
+    for path in (folder, *folder.iterdir()):
+        path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o644))
+
+
+@contextlib.contextmanager
+def only_run(target: Path) -> Iterator[None]:
+    """Hold the lock of a folder; others wait."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / f".{target.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("waiting for another run that makes the same folder=%s", target)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _work(target: Path) -> Path:
+    return target.parent / f".{target.name}.partial"
 
 
 def check_space(folder: Path, missing_bytes: int) -> None:

@@ -40,9 +40,8 @@ def gguf_fix(folder: Path) -> str:
     if found is None:
         return ""
     return (
-        f"; {found.name} is GGUF, which is not served: take the model's original folder, or "
-        "convert it: transformers' from_pretrained(FOLDER, gguf_file=NAME), then "
-        "save_pretrained(TARGET), for AutoModelForCausalLM and AutoTokenizer"
+        f"; {found.name} is GGUF, which a worker does not load: take the model's original folder, "
+        "or that which `python -m pdcluster_worker.fetch.gguf_file FILE FOLDER` makes of it"
     )
 
 

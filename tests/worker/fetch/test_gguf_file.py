@@ -1,0 +1,222 @@
+"""A model folder made of a GGUF file: the model that the file was made of, or a refusal by name;
+whole or not at all.
+"""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pdcluster_worker.errors import FetchError
+from pdcluster_worker.fetch import model_folder
+from pdcluster_worker.fetch.gguf_file import ARCHITECTURES, convert
+from pdcluster_worker.fetch.model_folder import READY, make_once
+from tests.make_gguf import make_gguf
+from tests.make_tiny_model import make_tiny_model
+
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
+TEXT = "the quick <|im_start|>brown  fox's <7> ü"
+OTHER = ": give the model's original folder or its name on the hub"
+PROGRAM = (sys.executable, "-m", "pdcluster_worker.fetch.gguf_file")
+FILES = [
+    *("chat_template.jinja", "config.json", "generation_config.json", "model.safetensors"),
+    *("tokenizer.json", "tokenizer_config.json"),
+]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("llama", tmp_path_factory.mktemp("gguf") / "tiny")
+
+
+def refusal(file: Path, folder: Path) -> str:
+    with pytest.raises(FetchError) as refused:
+        convert(file, folder)
+    return str(refused.value)
+
+
+def logits(folder: Path) -> torch.Tensor:
+    """In float32, of the weights in bfloat16."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).float()
+    with torch.inference_mode():
+        found: torch.Tensor = model(torch.tensor([[3, 99, 7, 250, 44, 400] * 8])).logits
+    return found
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_folder_is_the_model_that_the_file_was_made_of(
+    architecture: str, tmp_path: Path
+) -> None:
+    original = make_tiny_model(architecture, tmp_path / "tiny")
+    made = tmp_path / "made"
+    made.mkdir()
+    convert(make_gguf(original, tmp_path / "tiny.gguf"), made)
+
+    assert sorted(path.name for path in made.iterdir()) == FILES
+    assert torch.equal(logits(made), logits(original))
+    before, after = (AutoTokenizer.from_pretrained(each) for each in (original, made))
+    assert after(TEXT).input_ids == before(TEXT).input_ids
+    assert after.chat_template == before.chat_template
+
+
+def test_quantized_tensors_are_near_what_they_were(tiny: Path, tmp_path: Path) -> None:
+    file = make_gguf(tiny, tmp_path / "tiny.gguf", Q8_0)
+    made = tmp_path / "made"
+    made.mkdir()
+    convert(file, made)
+
+    expected, found = logits(tiny), logits(made)
+    assert 0 < (found - expected).norm() / expected.norm() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (
+            {"architecture": "deepseek2"},
+            "its architecture is deepseek2, not one of llama, qwen2, qwen3",
+        ),
+        (
+            {"fields": {"rope.scaling.factor": 4.0}},
+            "its field llama.rope.scaling.factor would be lost",
+        ),
+        (
+            {"tensors": {"rope_freqs.weight": np.ones(8, np.float32)}},
+            "the scaling of its rotary embedding (rope_freqs.weight) would be lost",
+        ),
+        (
+            {"tensors": {"extra.weight": np.ones((2, 2), np.int8)}},
+            "the type I8 of its tensor extra.weight is not known",
+        ),
+    ],
+    ids=["architecture", "field", "rope", "type"],
+)
+def test_what_would_be_read_wrongly_is_refused_by_name(
+    options: dict[str, Any], reason: str, tiny: Path, tmp_path: Path
+) -> None:
+    file = make_gguf(tiny, tmp_path / "tiny.gguf", **options)
+
+    assert refusal(file, tmp_path) == f"tiny.gguf is not converted: {reason}{OTHER}"
+
+
+def test_a_tensor_that_the_model_has_and_the_file_has_not_is_named(
+    tiny: Path, tmp_path: Path
+) -> None:
+    """transformers would draw it at random, with a warning."""
+    deeper = shutil.copytree(tiny, tmp_path / "deeper")
+    config = json.loads((deeper / "config.json").read_text())
+    (deeper / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    text = refusal(make_gguf(deeper, tmp_path / "tiny.gguf"), tmp_path)
+
+    assert text == (
+        "tiny.gguf is not converted: its tensors are not those of the model (of 9 "
+        f"model.layers.2.input_layernorm.weight){OTHER}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "ValueError: cannot mmap an empty file"),
+        (b"no model at all", "ValueError: GGUF magic invalid"),
+        (None, "ValueError: "),
+    ],
+    ids=["empty", "other", "cut"],
+)
+def test_a_broken_file_is_named(
+    content: bytes | None, reason: str, tiny: Path, tmp_path: Path
+) -> None:
+    file = make_gguf(tiny, tmp_path / "tiny.gguf")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    text = refusal(file, tmp_path)
+
+    assert text.startswith(f"{file} cannot be converted ({reason}")
+    assert text.endswith(
+        "): get the file again, or give the model's original folder or its name on the hub"
+    )
+
+
+def test_one_part_of_a_model_is_refused(tmp_path: Path) -> None:
+    part = tmp_path / "big-00001-of-00003.gguf"
+    part.touch()
+
+    assert refusal(part, tmp_path) == (
+        "big-00001-of-00003.gguf is one part of a model: join its parts (llama-gguf-split "
+        "--merge), or give the model's original folder or its name on the hub"
+    )
+
+
+def test_too_little_space_is_reported_before_anything_is_written(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, target = make_gguf(tiny, tmp_path / "tiny.gguf"), tmp_path / "made"
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(model_folder.shutil, "disk_usage", lambda _: usage)
+
+    with pytest.raises(FetchError, match=r"has 0\.0 GB free and 0\.0 GB are still missing"):
+        make_once(target, lambda folder: convert(file, folder))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".made.lock", "tiny.gguf"]
+
+
+def test_a_disk_that_fills_leaves_nothing(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """safetensors says so by an error of its own."""
+    file, target = make_gguf(tiny, tmp_path / "tiny.gguf"), tmp_path / "made"
+    full = RuntimeError("I/O error: No space left on device (os error 28)")
+
+    def fill(_model: object, folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise full
+
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", fill)
+    with pytest.raises(FetchError, match=f"no space is left in {tmp_path}: give the volume more"):
+        make_once(target, lambda folder: convert(file, folder))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".made.lock", "tiny.gguf"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    command = (*PROGRAM, str(make_gguf(tiny, tmp_path / "tiny.gguf")), str(tmp_path / "file/made"))
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert found.returncode == 2
+    assert found.stderr.startswith(f"error: {tmp_path / 'file'}")
+    assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.processes
+def test_two_at_once_make_it_once_and_a_killed_one_leaves_no_half(
+    tiny: Path, tmp_path: Path
+) -> None:
+    file, target = make_gguf(tiny, tmp_path / "tiny.gguf"), tmp_path / "made"
+    command = (*PROGRAM, str(file), str(target))
+    work = tmp_path / ".made.partial"
+
+    killed = subprocess.Popen(command)
+    deadline = time.monotonic() + 60
+    while not work.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert work.exists()
+    assert not target.exists()
+
+    both = [subprocess.Popen(command) for _ in range(2)]
+    assert [process.wait(120) for process in both] == [0, 0]
+    assert sorted(path.name for path in target.iterdir()) == [READY, *FILES]
+    assert not work.exists()
+    made = target.stat().st_mtime_ns
+    assert subprocess.run(command, check=False).returncode == 0
+    assert target.stat().st_mtime_ns == made

@@ -1,0 +1,173 @@
+"""`python -m pdcluster_worker.fetch.gguf_file FILE TARGET`: make a model folder of a GGUF file.
+
+transformers reads the file.  What it would read wrongly, or leave out, is refused by name before.
+Exit status: 0 when the folder is complete; 2 where the file is refused or the disk is full, 1 where
+the converter is not installed; the last line on stderr, `error: ...`, says why.
+"""
+
+import argparse
+import errno
+import functools
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pdcluster_schema.text import one_line
+from pdcluster_worker.errors import FetchError
+from pdcluster_worker.fetch.model_folder import check_space, make_once, meaning
+from pdcluster_worker.system.process import end_on_sigterm, terminate_with_parent
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""Those that were compared with the model that the file was made of (tests/worker/fetch)."""
+
+OTHER_SOURCE = "give the model's original folder or its name on the hub"
+_PART = re.compile(r".*-\d{5}-of-\d{5}")
+_ARCHITECTURE = "general.architecture"
+# fields that the tensors' shapes imply, or that say nothing of the computation
+_IMPLIED = frozenset({"attention.key_length", "attention.value_length", "vocab_size"})
+_SCALED_ROPE = ("rope_freqs", "rope_factors")
+_WEIGHT_BYTES = 2  # of bfloat16
+
+
+def convert(gguf: Path, folder: Path, *, bar: bool = False) -> None:
+    """Write config, tokenizer and weights in bfloat16 into an empty folder.  Raises FetchError."""
+    if _PART.fullmatch(gguf.stem):
+        raise FetchError(
+            f"{gguf.name} is one part of a model: join its parts (llama-gguf-split --merge), or "
+            f"{OTHER_SOURCE}"
+        )
+    try:
+        head_dim = _checked(gguf, folder)
+        _save(gguf, folder, head_dim, bar=bar)
+    except (FetchError, OSError, ImportError):
+        raise
+    except Exception as e:  # of the readers, which raise whatever a broken file leads to
+        if "No space left" in str(e):  # safetensors' own error
+            raise FetchError(_no_space(folder)) from e
+        raise FetchError(
+            f"{gguf} cannot be converted ({type(e).__name__}: {one_line(e)}): get the file again, "
+            f"or {OTHER_SOURCE}"
+        ) from e
+
+
+def _checked(gguf: Path, folder: Path) -> int | None:
+    """Size of a head where the file gives it.
+
+    Raises FetchError for what the conversion would get wrong, or has no space for.
+    """
+    import gguf as format_
+
+    if not gguf.is_file():
+        raise FetchError(f"{gguf} is no file: correct the path")
+    reader = format_.GGUFReader(gguf)
+    if reasons := list(_reasons(format_, reader)):
+        text = "; ".join(reasons)
+        raise FetchError(f"{gguf.name} is not converted: {text}: {OTHER_SOURCE}")
+    num_values = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    check_space(folder, num_values * _WEIGHT_BYTES)
+    architecture = reader.get_field(_ARCHITECTURE).contents()
+    size = reader.get_field(f"{architecture}.attention.key_length")
+    return None if size is None else int(size.contents())
+
+
+def _reasons(format_: Any, reader: Any) -> Iterator[str]:
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    field = reader.get_field(_ARCHITECTURE)
+    architecture = field.contents() if field is not None else "missing"
+    if architecture not in ARCHITECTURES:
+        yield f"its architecture is {architecture}, not one of {', '.join(ARCHITECTURES)}"
+        return
+    types = {tensor.tensor_type: tensor for tensor in reader.tensors}
+    for kind, tensor in types.items():
+        try:
+            format_.dequantize(tensor.data[:1], kind)
+        except NotImplementedError:
+            yield f"the type {kind.name} of its tensor {tensor.name} is not known"
+    prefix, known = f"{architecture}.", GGUF_CONFIG_MAPPING[architecture]
+    for name in reader.fields:
+        own = name.removeprefix(prefix)
+        if own != name and own not in known and own not in _IMPLIED:
+            yield f"its field {name} would be lost"
+    for tensor in reader.tensors:
+        if tensor.name.startswith(_SCALED_ROPE):
+            yield f"the scaling of its rotary embedding ({tensor.name}) would be lost"
+
+
+def _save(gguf: Path, folder: Path, head_dim: int | None, *, bar: bool) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    _quieten(bar=bar)
+    source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+    config = AutoConfig.from_pretrained(**source)
+    if head_dim is not None:
+        config.head_dim = head_dim
+    model, found = AutoModelForCausalLM.from_pretrained(
+        **source, config=config, dtype=torch.bfloat16, output_loading_info=True
+    )
+    lost = sorted({*found["missing_keys"], *found["unexpected_keys"]})
+    if lost:
+        raise FetchError(
+            f"{gguf.name} is not converted: its tensors are not those of the model (of "
+            f"{len(lost)} {lost[0]}): {OTHER_SOURCE}"
+        )
+    # The weights are plain now; what says otherwise makes save_pretrained refuse.
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.hf_quantizer = None
+    model.save_pretrained(folder)
+
+
+def _quieten(*, bar: bool) -> None:
+    """One bar, that of the tensors, or none."""
+    from transformers import modeling_gguf_pytorch_utils as loader
+    from transformers.utils import logging as library
+
+    library.set_verbosity_error()
+    library.disable_progress_bar()
+    options = {"disable": not bar, "desc": "convert", "unit": "tensor"}
+    plain = loader.tqdm
+    loader.tqdm = functools.wraps(plain)(lambda each, **_: plain(each, **options))
+
+
+def _no_space(folder: Path) -> str:
+    return meaning(OSError(errno.ENOSPC, "no space"), folder)
+
+
+def main() -> int:
+    end_on_sigterm()
+    terminate_with_parent()  # pdctl waits for it
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    parser = argparse.ArgumentParser(
+        prog="python -m pdcluster_worker.fetch.gguf_file", description="Convert a GGUF file, once."
+    )
+    parser.add_argument("file", type=Path)
+    parser.add_argument("target", type=Path, help="folder to make")
+    parser.add_argument("--bar", action="store_true", help="show how far it is")
+    arguments = parser.parse_args()
+    target = arguments.target.absolute()
+    try:
+        make_once(target, lambda folder: convert(arguments.file, folder, bar=arguments.bar))
+    except KeyboardInterrupt:
+        return 130
+    except FetchError as e:
+        return _failed(str(e), 2)
+    except OSError as e:
+        return _failed(meaning(e, target), 2)
+    except ImportError as e:
+        return _failed(f"{e}: install it: pip install 'pdcluster-worker[gguf]'", 1)
+    return 0
+
+
+def _failed(reason: str, status: int) -> int:
+    sys.stderr.write(f"error: {reason}\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
