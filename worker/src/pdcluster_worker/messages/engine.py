@@ -226,6 +226,9 @@ class BlockEvents(msgspec.Struct, frozen=True, tag=True):
     is_cleared: bool = False  # all earlier events are void
 
 
+_USED_STATES = ("in_use", "receiving", "quarantined")
+
+
 class EngineStats(msgspec.Struct, frozen=True, tag=True):
     """Gauges as of now and counters since the engine started; sent while it works (at most every
     0.1 s) and once when it goes idle.
@@ -276,6 +279,11 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
     # count), and (passes, seconds) waited.
     delay_outcomes: list[tuple[str, bool, str, bool, int]] = []
     delay_waits: list[tuple[int, float]] = []
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that are neither free nor the prefix cache's alone."""
+        return sum(self.blocks.get(state, 0) for state in _USED_STATES)
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):

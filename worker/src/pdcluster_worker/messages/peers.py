@@ -61,6 +61,7 @@ class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     busy_ratio: Amount = 0.0  # of its GPU, else of its engine
     memory_bandwidth_ratio: Amount = 0.0  # time in which its GPU moves memory; 0 = unknown
     num_transfers: Count = 0  # requests whose KV is on its way to or from here
+    used_blocks: Count = 0  # that hold tokens of live requests
     kv_bytes: Count = 0  # of KV sent and received so far
     remote_prefills: Count = 0  # of a decode worker: prompts so far, by the place of their prefill
     local_prefills: Count = 0

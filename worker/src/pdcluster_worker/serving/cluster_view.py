@@ -130,7 +130,7 @@ def _figures(load: WorkerLoad) -> WorkerFigures:
     return WorkerFigures(
         load.num_running,
         load.num_waiting + load.credit_queue_requests,
-        max(0, load.total_blocks - load.free_blocks),
+        load.used_blocks,
         load.total_blocks,
         load.num_transfers,
         load.kv_bytes,

@@ -258,6 +258,7 @@ class WorkerContext:
             ),
             busy_ratio=busy_ratio,
             memory_bandwidth_ratio=memory_ratio,
+            used_blocks=sum(stats.used_blocks for stats in reported),
             num_transfers=sum(stats.num_transfers for stats in reported),
             kv_bytes=sum(stats.bytes_sent + stats.bytes_received for stats in reported),
             remote_prefills=self.num_prefills["remote"],

@@ -12,7 +12,6 @@ from pdcluster_worker.metrics import Metrics
 WINDOW_SECONDS = 5.0
 
 _TOKEN_KINDS = ("prefill", "decode", "recomputed")
-_USED_STATES = ("in_use", "receiving", "quarantined")
 
 
 class EngineMetrics:
@@ -106,7 +105,7 @@ class EngineMetrics:
         for state, count in blocks.items():
             metrics.kv_blocks.labels(state).set(count)
         total = sum(blocks.values())
-        used = sum(blocks.get(state, 0) for state in _USED_STATES)
+        used = sum(stats.used_blocks for stats in all_stats)
         metrics.kv_cache_usage_ratio.set(used / total if total else 0.0)
 
 
