@@ -11,7 +11,7 @@ PROCESSES ?= 3
 SIDE_BY_SIDE := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model kubernetes browser charts docs run quick test test-apiserver test-page test-all clients check hooks gpu-run gpu-pack bench-peers bench-routers bench-operator cluster cluster-down e2e clean
+.PHONY: help setup model kubernetes browser promtool charts docs run quick test test-apiserver test-page test-all clients check hooks gpu-run gpu-pack bench-peers bench-routers bench-operator cluster cluster-down e2e clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,10 @@ browser: .venv/.browser ## Debian's chromium, and playwright into .venv: for the
 .venv/.browser: scripts/browser.sh | .venv/.ready
 	@scripts/browser.sh
 	@touch $@
+
+promtool: ## install Debian's Prometheus, whose promtool tests the alerts (root; its service is not started)
+	@command -v promtool >/dev/null || { apt-get update -q && RUNLEVEL=1 apt-get install -y -q --no-install-recommends prometheus; } >/dev/null \
+	    || echo "promtool: install Debian's package prometheus as root; without it the tests of alerts are skipped"
 
 charts: setup ## after a change of schema/, the sample cluster or pdctl: the CRDs, the chart's copies, docs/reference.md and docs/cli.md
 	@$(PYTHON) scripts/crds.py
@@ -71,7 +75,7 @@ test-apiserver: setup kubernetes ## the tests against a real API server
 test-page: setup model browser ## the tests of the page in a real Chromium; `make test` skips them where there is none
 	@$(PYTHON) -m pytest tests/worker/server/page tests/system/test_page.py
 
-test-all: test test-apiserver ## all tests
+test-all: promtool test test-apiserver ## all tests
 
 clients: setup model ## every block of docs/clients.md, with its library from the registry (15 minutes, 8 GB for a while); CLIENTS='--only langchain'
 	@$(PYTHON) scripts/clients.py $(CLIENTS)

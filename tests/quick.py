@@ -33,7 +33,8 @@ FOLDERS = (
 )
 SLOW = re.compile(
     r"^(import|from) (torch|pdcluster_worker\.model|subprocess|psutil"
-    r"|tests\.system\.etcd_server|tests\.tls_etcd|tests\.chart\.helm_chart)\b",
+    r"|tests\.system\.etcd_server|tests\.tls_etcd|tests\.chart\.helm_chart"
+    r"|tests\.contract\.prometheus_rules)\b",
     re.MULTILINE,
 )
 
