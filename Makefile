@@ -11,14 +11,14 @@ PROCESSES ?= 3
 SIDE_BY_SIDE := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model kubernetes browser promtool charts docs run quick test test-apiserver test-page test-all clients check hooks gpu-run gpu-pack bench-peers bench-routers bench-operator cluster cluster-down e2e clean
+.PHONY: help setup model kubernetes browser promtool charts docs run quick test test-apiserver test-page test-all clients check hooks gpu-run gpu-pack bench-peers bench-routers bench-operator release release-images release-test cluster cluster-down e2e clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/.ready ## create .venv with everything the project needs
 
-.venv/.ready: scripts/setup.sh constraints.txt requirements-dev.txt schema/pyproject.toml operator/pyproject.toml worker/pyproject.toml worker/setup.py $(KERNELS)
+.venv/.ready: scripts/setup.sh scripts/torch_without_cuda.py constraints.txt requirements-dev.txt schema/pyproject.toml operator/pyproject.toml worker/pyproject.toml worker/setup.py $(KERNELS)
 	@scripts/setup.sh
 	@touch $@
 
@@ -107,6 +107,15 @@ gpu-pack: setup ## into .gpu: what gpu_run.py wants on a GPU machine that has no
 bench-operator: setup kubernetes ## the operator with 100 PDClusters on a real API server, 10 minutes of it at rest; logged
 	@$(PYTHON) bench/operator_scale.py --objects 100 --rest-seconds 600 --log
 
+release: setup ## wheels, the chart's archive, bills of materials and checksums into dist/ (docs/releasing.md)
+	@scripts/release.sh dist
+
+release-images: setup ## both images as OCI archives into dist/, with buildah; BASE_IMAGE=, PLATFORMS=linux/amd64,linux/arm64
+	@scripts/release_images.sh dist
+
+release-test: release model ## install dist/ into an environment of its own, outside of this folder, and ask a model that it serves
+	@scripts/release_test.sh dist $(MODEL)
+
 cluster: setup model kubernetes ## start a one-node Kubernetes with both images and the sample model (root, Debian)
 	@$(PYTHON) -m e2e.rig up
 
@@ -117,4 +126,4 @@ e2e: setup model kubernetes ## all tests on a real cluster: the one that is up, 
 	@$(PYTHON) -m pytest e2e
 
 clean: ## remove .venv and every cache in this folder
-	rm -rf .venv .venv-docs site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-docs site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

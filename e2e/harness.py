@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -146,16 +147,19 @@ class Kubernetes:
             "etcdImage": self.images["etcd"],
         }
         settings = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
-        self.helm(
-            "upgrade",
-            "--install",
-            "--create-namespace",
-            "--wait",
-            "--timeout=3m",
-            RELEASE,
-            REPOSITORY / "charts/pdcluster",
-            *settings,
-        )
+        with TemporaryDirectory() as folder:  # from an archive, as a release's
+            self.helm("package", REPOSITORY / "charts/pdcluster", f"--destination={folder}")
+            (archive,) = Path(folder).iterdir()
+            self.helm(
+                "upgrade",
+                "--install",
+                "--create-namespace",
+                "--wait",
+                "--timeout=3m",
+                RELEASE,
+                archive,
+                *settings,
+            )
 
     def ask(self, *arguments: object) -> list[Json]:
         """Run the client program (see there) in the client pod; one entry for each

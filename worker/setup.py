@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
@@ -41,11 +42,13 @@ X86_64_LEVELS = {
     "plain": "-march=x86-64-v2",
 }
 GLIBC = "2.28"  # the oldest that torch's wheels run on
+# `make release` sets it, to build the wheel of another kind of machine: ziglang compiles for any
+MACHINE = os.environ.get("PDCLUSTER_KERNELS_FOR") or platform.machine()
 
 
 def levels() -> dict[str, list[str]]:
-    """Levels of this machine's kind and their flags for the compiler."""
-    if platform.machine() in ("x86_64", "AMD64"):
+    """Levels of the machine's kind and their flags for the compiler."""
+    if MACHINE in ("x86_64", "AMD64"):
         return {level: flags.split() for level, flags in X86_64_LEVELS.items()}
     return {"plain": []}
 
@@ -69,7 +72,7 @@ def compiler() -> list[str] | None:
             "ziglang",
             "cc",
             "-target",
-            f"{platform.machine()}-linux-gnu.{GLIBC}",
+            f"{MACHINE}-linux-gnu.{GLIBC}",
         ]
     found = shutil.which("cc") or shutil.which("gcc")
     return [found] if found else None
@@ -141,6 +144,16 @@ class BuildKernels(build_ext):
         part.replace(target)
 
 
+class KernelWheel(bdist_wheel):
+    """A wheel for every Python 3: the kernels know no version of it."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """ziglang compiles for an older glibc than this machine's."""
+        if "ziglang" in (compiler() or ()):
+            return "py3", "none", f"manylinux_{GLIBC.replace('.', '_')}_{MACHINE}"
+        return "py3", "none", super().get_tag()[2]
+
+
 setup(
     ext_modules=[
         Extension(
@@ -152,5 +165,5 @@ setup(
         )
         for level, flags in levels().items()
     ],
-    cmdclass={"build_ext": BuildKernels},
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": KernelWheel},
 )

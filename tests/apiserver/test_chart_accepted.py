@@ -68,7 +68,7 @@ def test_chart_is_installed_upgraded_without_a_change_and_removed(
         f"looks after all namespaces.\n\n    kubectl -n {namespace} rollout status "
         f"deployment/{RELEASE}-pdcluster" in notes
     )
-    assert "kubectl apply --server-side --force-conflicts -f charts/pdcluster/crds/" in notes
+    assert "helm show crds CHART | kubectl apply --server-side --force-conflicts -f -" in notes
     assert "wait --for=condition=Ready pdc/chat" in notes
     assert {name.partition("/")[0] for name in before} == {
         *(

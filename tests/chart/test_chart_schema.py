@@ -50,8 +50,8 @@ REFUSED = {
         {"image": {"pullPolicy": "always"}},
         "image.pullPolicy must be one of the following",
     ),
-    "registry with a slash at its end": (
-        {"image": {"registry": "registry.example.com/"}},
+    "registry with its protocol": (
+        {"image": {"registry": "https://registry.example.com"}},
         "image.registry: Does not match pattern",
     ),
     "tag within the repository": (
@@ -112,6 +112,24 @@ REFUSED = {
         {"resources": {"request": {"cpu": 1}}},
         "resources: Additional property request is not allowed",
     ),
+    "memory in no unit of Kubernetes": (
+        {"resources": {"limits": {"memory": "512MB"}}},
+        "resources.limits.memory: Does not match pattern",
+    ),
+    "a variable that the chart sets": (
+        {"extraEnv": [{"name": "PDCLUSTER_CONCURRENCY", "value": "8"}]},
+        "extraEnv.0.name: Must not validate the schema (not)",
+    ),
+    "a variable without a name": ({"extraEnv": [{"value": "x"}]}, "extraEnv.0: name is required"),
+    "a constraint without its key": (
+        {"topologySpreadConstraints": [{"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}]},
+        "topologySpreadConstraints.0: topologyKey is required",
+    ),
+    "a name that is none": ({"nameOverride": "Ours"}, "nameOverride: Does not match pattern"),
+    "a misspelt section of the sample": (
+        {"sampleCluster": {"spec": {"modell": {}}}},
+        "sampleCluster.spec: Additional property modell is not allowed",
+    ),
     "secret as an object": (
         {"imagePullSecrets": [{"name": "x"}]},
         "imagePullSecrets.0: Invalid type. Expected: string",
@@ -143,3 +161,11 @@ def test_schema_is_strict_everywhere_and_knows_every_value() -> None:
                 compare(child, value, f"{path}.{name}")
 
     compare(SCHEMA, VALUES, "values")
+
+
+def test_sections_of_the_sample_are_those_of_a_pdcluster() -> None:
+    crd = yaml.safe_load((CHART / "crds" / "pdcluster.yaml").read_text())
+    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    sample = SCHEMA["properties"]["sampleCluster"]["properties"]["spec"]
+
+    assert set(sample["properties"]) == set(spec["properties"])

@@ -1,6 +1,7 @@
 """Objects that the chart renders from its values."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 import yaml
@@ -50,6 +51,7 @@ FULL = {
     },
     "sampleCluster": {"enabled": True, "name": "first"},
 }
+IMAGE = "pdcluster-operator:0.1.0"
 # By Kubernetes in every pod, and by a user outside of one.
 SET_ELSEWHERE = {"KUBERNETES_SERVICE_HOST", "KUBECONFIG"}
 
@@ -226,6 +228,44 @@ def test_values_reach_the_pod() -> None:
     assert only(manifests, "ServiceAccount")["metadata"]["annotations"] == {"owner": "me"}
 
 
+def test_extra_variables_and_constraints_reach_the_pod() -> None:
+    spread = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    own = {**spread, "labelSelector": {"matchLabels": {"mine": "yes"}}}
+    pod = pod_of(
+        render(
+            {
+                "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+                "topologySpreadConstraints": [spread, own],
+            }
+        )
+    )
+    first, second = pod["topologySpreadConstraints"]
+
+    assert pod["containers"][0]["env"][-1] == {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
+    assert first["labelSelector"]["matchLabels"]["app.kubernetes.io/instance"] == RELEASE
+    assert second == own
+
+
+def test_test_of_the_release_asks_the_operators_health_with_its_own_image() -> None:
+    manifests = render({"image": {"registry": "registry.example.com/team/"}})
+    pod, service = only(manifests, "Pod"), only(manifests, "Service")
+    (container,) = pod["spec"]["containers"]
+    (operator,) = pod_of(manifests)["containers"]
+    name, port = service["metadata"]["name"], service["spec"]["ports"][0]["port"]
+
+    assert {m["metadata"]["annotations"]["helm.sh/hook"] for m in (pod, service)} == {"test"}
+    assert f"http://{name}:{port}{operator['livenessProbe']['httpGet']['path']}" in str(container)
+    assert container["image"] == operator["image"] == f"registry.example.com/team/{IMAGE}"
+    assert service["spec"]["selector"].items() <= deployment_labels(manifests).items()
+    assert not service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert container["securityContext"] == operator["securityContext"]
+
+
+def deployment_labels(manifests: list[dict[str, Any]]) -> dict[str, str]:
+    labels: dict[str, str] = only(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    return labels
+
+
 def test_digest_comes_before_the_tag() -> None:
     digests = {
         key: f"sha256:{letter * 64}" for key, letter in (("image", "a"), ("workerImage", "b"))
@@ -286,6 +326,13 @@ def test_objects_are_named_after_the_release(release: str, name: str) -> None:
     assert {
         document["metadata"]["name"] for document in documents if document["kind"] == "Deployment"
     } == {name}
+
+
+@pytest.mark.parametrize(
+    ("own", "name"), [("llm", "pdc-llm"), ("pdc", "pdc"), ("", "pdc-pdcluster")]
+)
+def test_name_of_your_own_takes_the_place_of_the_charts(own: str, name: str) -> None:
+    assert only(render({"nameOverride": own}), "Deployment")["metadata"]["name"] == name
 
 
 def test_service_account_of_your_own_is_used_everywhere() -> None:

@@ -22,6 +22,7 @@ IN_FILES = {
     "charts/pdcluster/Chart.yaml": rf"^(?:version|appVersion): {NUMBER}\b",
     "Dockerfile.operator": rf"^ARG VERSION={NUMBER}$",
     "Dockerfile.worker": rf"^ARG VERSION={NUMBER}$",
+    "CITATION.cff": rf"^version: {NUMBER}$",
     "docs/gitops.md": rf"\bv{NUMBER}\b",
 }
 IMAGES = rf"\bpdcluster-(?:operator|worker|server):{NUMBER}"

@@ -1,9 +1,10 @@
-{{/* Name of the operator's objects: the release's, with the chart's where it is not part of it already. */}}
+{{/* Name of the operator's objects: the release's, with nameOverride or the chart's where it is not part of it already. */}}
 {{- define "pdcluster.name" -}}
-{{- if contains .Chart.Name .Release.Name -}}
+{{- $own := .Values.nameOverride | default .Chart.Name -}}
+{{- if contains $own .Release.Name -}}
 {{ .Release.Name | trunc 52 | trimSuffix "-" }}
 {{- else -}}
-{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" }}
+{{ printf "%s-%s" .Release.Name $own | trunc 52 | trimSuffix "-" }}
 {{- end -}}
 {{- end -}}
 
@@ -32,7 +33,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{/* An image's full name, from the chart and registry, repository, and tag or digest. */}}
 {{- define "pdcluster.image" -}}
-{{- $prefix := ternary "" (printf "%s/" .image.registry) (empty .image.registry) -}}
+{{- $prefix := ternary "" (printf "%s/" (trimSuffix "/" .image.registry)) (empty .image.registry) -}}
 {{- if .image.digest -}}
 {{ printf "%s%s@%s" $prefix .image.repository .image.digest }}
 {{- else -}}

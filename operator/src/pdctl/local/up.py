@@ -24,7 +24,7 @@ from pdctl.local.checked_model import checked
 from pdctl.local.etcd import running_etcd
 from pdctl.local.gpus import needs_gpus, read_driver
 from pdctl.local.ineffective import ineffective_remarks
-from pdctl.local.machine import available_cores, port_is_free, with_programs
+from pdctl.local.machine import available_cores, port_is_free, require_worker, with_programs
 from pdctl.local.model import FoundModel, find_model, with_adapters
 from pdctl.local.plan import NO_GPUS, LocalPlan, plan_local
 from pdctl.local.policy import PolicyWatcher
@@ -109,6 +109,8 @@ def up(prepared: PreparedRun, screen: Screen) -> None:
 def prepare(request: UpRequest) -> PreparedRun:
     """All checks before processes are started.  Raises InvalidObjectError or StartError."""
     _check_host(request.host, request.api_key)
+    if request.command == WORKER_COMMAND:
+        require_worker()
     _check_picker(request.host, request.cluster)
     _check_port(request.host, request.port)
     driver = read_driver() if needs_gpus(request.cluster) else NO_GPUS

