@@ -65,6 +65,17 @@ def test_a_model_is_downloaded_once_and_no_other_file(hub: HubServer, tmp_path: 
     assert hub.requested == {}
 
 
+def test_a_revision_is_downloaded_into_a_folder_of_its_own(hub: HubServer, tmp_path: Path) -> None:
+    folder = tmp_path / f".cache/pdcluster/models/acme--tiny--{COMMIT}"
+    assert found(f"acme/tiny@{COMMIT}") == FoundModel(folder, "the hub, downloaded")
+    text, code = error("acme/tiny@v9")
+    assert text == (
+        f"acme/tiny at v9: {hub.url} answered 404 for acme/tiny: it has no revision 'v9': check "
+        "the model's revision"
+    )
+    assert code == 2
+
+
 @pytest.mark.parametrize(
     "missing",
     ["", "config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"],

@@ -213,10 +213,13 @@ def test_two_at_once_make_it_once_and_a_killed_one_leaves_no_half(
     assert work.exists()
     assert not target.exists()
 
-    both = [subprocess.Popen(command) for _ in range(2)]
-    assert [process.wait(120) for process in both] == [0, 0]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
+    shown = b"".join(process.communicate(timeout=120)[1] for process in both)
+    assert [process.returncode for process in both] == [0, 0]
+    assert shown.count(b"converting tiny.gguf, once") == 1
     assert sorted(path.name for path in target.iterdir()) == [READY, *FILES]
     assert not work.exists()
     made = target.stat().st_mtime_ns
-    assert subprocess.run(command, check=False).returncode == 0
+    again = subprocess.run(command, capture_output=True, check=False)
+    assert (again.returncode, again.stderr) == (0, b"")
     assert target.stat().st_mtime_ns == made

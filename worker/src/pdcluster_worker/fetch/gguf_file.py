@@ -20,6 +20,8 @@ from pdcluster_worker.errors import FetchError
 from pdcluster_worker.fetch.model_folder import check_space, make_once, meaning
 from pdcluster_worker.system.process import end_on_sigterm, terminate_with_parent
 
+logger = logging.getLogger("pdcluster_worker.fetch.gguf_file")  # also of a program
+
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Those that were compared with the model that the file was made of (tests/worker/fetch)."""
 
@@ -41,6 +43,7 @@ def convert(gguf: Path, folder: Path, *, bar: bool = False) -> None:
         )
     try:
         head_dim = _checked(gguf, folder)
+        logger.info("converting %s, once", gguf.name)
         _save(gguf, folder, head_dim, bar=bar)
     except (FetchError, OSError, ImportError):
         raise
@@ -143,6 +146,7 @@ def main() -> int:
     end_on_sigterm()
     terminate_with_parent()  # pdctl waits for it
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("pdcluster_worker").setLevel(logging.INFO)
     parser = argparse.ArgumentParser(
         prog="python -m pdcluster_worker.fetch.gguf_file", description="Convert a GGUF file, once."
     )
