@@ -24,8 +24,6 @@ MAX_BLOCKS = 10_000
 LEAST_THINKING_TOKENS = 1024
 """Smallest budget of thinking; Anthropic's."""
 
-_TEXT_ONLY = "this server takes text"
-
 
 class TextBlock(Body):
     """A text; citations and cache_control are ignored."""
@@ -72,7 +70,8 @@ _KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 
 
 def _known(block: Any) -> Any:
-    return check_type(block, _KINDS, f"{_TEXT_ONLY}, in blocks of type {', '.join(_KINDS)}")
+    fix = f"give text, in blocks of type {', '.join(_KINDS)}, or images to /v1/chat/completions"
+    return check_type(block, _KINDS, fix)
 
 
 def _kind(block: Any) -> str:

@@ -27,7 +27,6 @@ MAX_METADATA_VALUE = 512
 MAX_PARTS = 10_000
 LOGPROBS = "message.output_text.logprobs"
 
-_TEXT_ONLY = "this server takes text"
 _INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
 _PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
@@ -48,7 +47,8 @@ class RefusalPart(Body):
 
 
 def _known_part(part: Any) -> Any:
-    return check_type(part, _PARTS, f"{_TEXT_ONLY}, in parts of type input_text")
+    fix = "give text, in parts of type input_text, or images to /v1/chat/completions"
+    return check_type(part, _PARTS, fix)
 
 
 def _known_item(item: Any) -> Any:

@@ -18,7 +18,7 @@ _LORA = "serve the merged model as a PDCluster of its own, and name it in model"
 _ROUTE = "workers are chosen by policy, and pdcluster.prefill may say where the prompt is computed"
 _ONE_CACHE = "the prefix cache finds prompts by their tokens, for as long as there is room"
 _LABEL = "an answer's id is ours; the header x-request-id is in the log"
-_TEXT_ONLY = "this server takes text"
+_AS_SET = "images are processed as the model's folder and the engine's flags say"
 _TEXT_ANSWERS = "this server answers with text"
 
 
@@ -80,8 +80,8 @@ class KnownFields(Body):
     no_stop_trim: Annotated[Any, Only(None, False, fix="use include_stop_str_in_output")] = None
     return_hidden_states: Annotated[Any, Only(None, False, fix=_TEXT_ANSWERS)] = None
     return_routed_experts: Annotated[Any, Only(None, False, fix=_TEXT_ANSWERS)] = None
-    mm_processor_kwargs: Annotated[Any, Only(None, {}, fix=_TEXT_ONLY)] = None
-    media_io_kwargs: Annotated[Any, Only(None, {}, fix=_TEXT_ONLY)] = None
+    mm_processor_kwargs: Annotated[Any, Only(None, {}, fix=_AS_SET)] = None
+    media_io_kwargs: Annotated[Any, Only(None, {}, fix=_AS_SET)] = None
     extra_body: Annotated[
         Any,
         Only(None, {}, fix="it is an argument of OpenAI's client: its fields go beside the others"),
