@@ -65,7 +65,7 @@ class Environment:
             found = self.run(["npm", "ls", "--parseable", "--long", name], self.folder).stdout
             return next(
                 (
-                    line.rpartition(":")[2].replace("@", " ")
+                    " ".join(line.rpartition(":")[2].rsplit("@", 1))
                     for line in found.splitlines()
                     if f":{name}@" in line
                 ),

@@ -11,9 +11,9 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from pdcluster_worker.server.anthropic.schemas import MessagesRequest
+from pdcluster_worker.server.http.json_body import Ignored
 from pdcluster_worker.server.responses.schemas import ResponsesRequest
 from pdcluster_worker.server.schemas.fields import Only
-from pdcluster_worker.server.schemas.known_fields import Ignored
 from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest
 
 PAGE = Path(__file__).parents[1] / "docs" / "http.md"

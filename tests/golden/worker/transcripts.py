@@ -24,7 +24,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "count_tokens": {"model": "tiny", "messages": _HI},
 }
 _IDS = re.compile(r"[0-9a-f]{32,}|(?<=call_)\w{9,}|(?<=toolu_)\w{9,}|(?<=challenge=)[\w-]+")
-_TIMES = re.compile(r'("(?:created|created_at|completed_at)":|seconds=)[\d.e-]+')
+_TIMES = re.compile(r'("(?:created|created_at|completed_at)":|seconds=)(?:"[\dTZ:-]+"|[\d.e-]+)')
 _CHOICE = re.compile(r'"choices":\[\{"index":(\d+)')
 _LENGTH = re.compile(r"^content-length: (\d+)$", re.MULTILINE)
 _DATE = re.compile(r"^date: .*$", re.MULTILINE)

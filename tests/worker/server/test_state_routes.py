@@ -44,7 +44,10 @@ async def test_models_leave_out_the_length_until_the_engine_is_ready(rig, http):
     assert one == {
         "id": "tiny",
         "object": "model",
+        "type": "model",
+        "display_name": "tiny",
         "created": one["created"],
+        "created_at": one["created_at"],
         "owned_by": "pdcluster",
     }
     assert (await http.get("/v1/models")).json()["data"] == [one]

@@ -149,3 +149,13 @@ async def test_a_schema_that_the_engine_refuses_is_named_as_this_api_names_it(ri
     reply = await http.post("/v1/messages", json=BODY | sampling_request)
 
     assert reply.json()["error"]["message"] == "output_config.format: cannot be compiled"
+
+
+async def test_models_have_what_anthropics_client_reads(rig, client):
+    rig.backend.adapters = ("sql",)
+    one, page = await client.models.retrieve("sql"), await client.models.list()
+
+    assert (one.type, one.id, one.display_name) == ("model", "sql", "sql")
+    assert one.created_at.timestamp() == one.created
+    assert [each.id async for each in page] == ["tiny", "sql"]
+    assert (page.first_id, page.last_id, page.has_more) == ("tiny", "sql", False)

@@ -2,6 +2,8 @@
 table of both.
 """
 
+import json
+
 import pytest
 from clients_table import Known, table
 
@@ -49,3 +51,52 @@ def test_the_table_tells_served_refused_and_ignored_fields_apart():
         "refused", "leave it out or set it to False; there is no beam search"
     )
     assert "verbosity" not in table(CompletionRequest)
+
+
+BODIES = {
+    "/v1/chat/completions": {"messages": HELLO, "max_tokens": 2},
+    "/v1/completions": {"prompt": "a", "max_tokens": 2},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": HELLO},
+    "/v1/responses": {"input": "a"},
+    "/tokenize": {"prompt": "a"},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_names_the_fields_that_changed_nothing(rig, http, path, stream):
+    body = BODIES[path] | {"model": "tiny", "stream": stream}
+    wrong = body | {"max_tokns": 2, "topp": None}
+    reply, clean = [await http.post(path, json=each) for each in (wrong, body)]
+
+    assert (reply.status_code, clean.status_code) == (200, 200)
+    names = reply.headers["x-pdcluster-ignored"].split(", ")
+    assert set(names) - {"stream"} == {"max_tokns"}  # tokens and counts are never streamed
+    assert "max_tokns" not in clean.headers.get("x-pdcluster-ignored", "")
+
+
+async def test_hints_are_named_as_ignored_too(rig, http):
+    reply = await ask(http, "/v1/chat/completions", user="me", store=None, verbosity="low")
+
+    assert reply.headers["x-pdcluster-ignored"] == "prompt, user, verbosity"
+
+
+async def test_a_refusal_names_the_ignored_fields_of_a_body_that_could_be_read(rig, http):
+    reply = await ask(http, "/v1/chat/completions", model="huge", max_tokns=2)
+
+    assert (reply.status_code, reply.headers["x-pdcluster-ignored"]) == (404, "prompt, max_tokns")
+
+
+async def test_names_that_no_header_can_carry_are_escaped_and_cut(rig, http):
+    odd = {"a\r\nb: c, d": 1, "\ud800ü": 1, "x" * 100: 1} | {f"f{i}": 1 for i in range(20)}
+    body = {"model": "tiny", "prompt": "a"} | odd
+    reply = await http.post(
+        "/v1/completions",
+        content=json.dumps(body).encode(),
+        headers={"content-type": "application/json"},
+    )
+
+    names = reply.headers["x-pdcluster-ignored"].split(", ")
+    assert names[:3] == ["a%0D%0Ab%3A%20c%2C%20d", "%3F%C3%BC", "x" * 64]
+    assert (len(names), names[-2:]) == (17, ["f12", "..."])

@@ -26,7 +26,7 @@ from pdcluster_worker.server.generation.front_end import FrontEnd
 from pdcluster_worker.server.generation.generation import Backend, ServingContext, WorkerView
 from pdcluster_worker.server.http.api_keys import Authorization, TenantOfKey
 from pdcluster_worker.server.http.limits import BodyReader, EarlyResponse, LimitsNow, limits_of
-from pdcluster_worker.server.http.request_context import RequestContextMiddleware
+from pdcluster_worker.server.http.request_context import IGNORED_HEADER, RequestContextMiddleware
 from pdcluster_worker.server.http.routes import document
 from pdcluster_worker.server.openai.completions import CHAT, COMPLETIONS, completion_routes
 from pdcluster_worker.server.openai.own_front_end import OwnFrontEnd
@@ -48,6 +48,7 @@ EXPOSED = (
     "retry-after",
     "x-pdcluster-prefill",
     "x-pdcluster-degraded",
+    IGNORED_HEADER,
     "x-pdcluster-route",
 )
 """Headers of answers that a page may read, in addition to the CORS-safelisted ones."""

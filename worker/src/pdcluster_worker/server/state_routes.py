@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
@@ -26,23 +27,31 @@ from pdcluster_worker.tracing.request_trace import RecentTraces, as_json
 
 
 class ModelCard(BaseModel):
-    """A model that this worker serves; max_model_len: in tokens, left out until the engine is
-    ready; parent: the model of a LoRA adapter.
+    """A model that this worker serves, with OpenAI's fields and Anthropic's.
+
+    max_model_len: in tokens, left out until the engine is ready; parent: the model of a LoRA
+                   adapter.
     """
 
     id: str
     object: Literal["model"] = "model"
+    type: Literal["model"] = "model"
+    display_name: str
     created: int
+    created_at: str
     owned_by: str = "pdcluster"
     max_model_len: int | None
     parent: str | None = None
 
 
 class ModelList(BaseModel):
-    """All of them: one."""
+    """The model and its adapters, on one page."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    first_id: str
+    last_id: str
+    has_more: bool = False
 
 
 class HealthState(BaseModel):
@@ -100,9 +109,9 @@ def model_routes(worker: WorkerView) -> list[Route]:
     created = int(time.time())
 
     async def models(request: Request) -> Response:
-        return _without_none(
-            ModelList(data=[card(name) for name in (worker.model_name, *worker.adapters)])
-        )
+        names = (worker.model_name, *worker.adapters)
+        cards = [card(name) for name in names]
+        return _without_none(ModelList(data=cards, first_id=names[0], last_id=names[-1]))
 
     async def model(request: Request) -> Response:
         name = request.path_params["model"]
@@ -112,7 +121,9 @@ def model_routes(worker: WorkerView) -> list[Route]:
     def card(name: str) -> ModelCard:
         return ModelCard(
             id=name,
+            display_name=name,
             created=created,
+            created_at=f"{datetime.fromtimestamp(created, UTC):%Y-%m-%dT%H:%M:%SZ}",
             max_model_len=worker.max_model_len or None,
             parent=None if name == worker.model_name else worker.model_name,
         )

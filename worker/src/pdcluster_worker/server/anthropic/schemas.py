@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
+from pdcluster_worker.server.http.json_body import Ignored
 from pdcluster_worker.server.schemas.chat_fields import MAX_TOOLS, CallId, ToolName
 from pdcluster_worker.server.schemas.fields import (
     MAX_MESSAGES,
@@ -17,7 +18,6 @@ from pdcluster_worker.server.schemas.fields import (
     check_type,
     type_of,
 )
-from pdcluster_worker.server.schemas.known_fields import Ignored
 from pdcluster_worker.server.schemas.requests import PositiveInt, Sampling
 
 MAX_BLOCKS = 10_000

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from functools import lru_cache, partial
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
 from json import decoder, scanner
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from pdcluster_schema.text import shortened
 from pdcluster_worker.errors import RequestError
@@ -65,13 +66,37 @@ async def off_loop(
     return await asyncio.get_running_loop().run_in_executor(_threads, run)
 
 
-def checked(content: bytes, content_type: str, adapter: TypeAdapter[Any]) -> Any:
-    """The body as its schema has it.  Raises RequestError naming the field that is wrong."""
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """Marks a field whose value, of any type, changes nothing.  reason: why that is right."""
+
+    reason: str
+
+
+def checked(
+    content: bytes, content_type: str, adapter: TypeAdapter[Any]
+) -> tuple[Any, tuple[str, ...]]:
+    """The body as its schema has it, and its fields that change nothing: hints, and those that no
+    schema has.  Raises RequestError naming the field that is wrong.
+    """
     value = _value(content, content_type)
     try:
-        return adapter.validate_python(value)
+        body = adapter.validate_python(value)
     except ValidationError as e:
         raise from_validation(e.errors(include_url=False), value) from e
+    schema: type[BaseModel] = type(body)
+    effective = _effective_fields(schema)
+    given = (name for name, each in value.items() if each is not None)
+    return body, tuple(name for name in given if name not in effective)
+
+
+@cache
+def _effective_fields(schema: type[BaseModel]) -> frozenset[str]:
+    return frozenset(
+        name
+        for name, field in schema.model_fields.items()
+        if not any(isinstance(marker, Ignored) for marker in field.metadata)
+    )
 
 
 def _value(content: bytes, content_type: str) -> Any:

@@ -3,9 +3,10 @@
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -21,6 +22,11 @@ logger = logging.getLogger(__name__)
 ROUTE_HEADER = "x-pdcluster-route"
 """Header of a request that asks for the same one in the answer, with any value but these."""
 
+IGNORED_HEADER = "x-pdcluster-ignored"
+"""Header of an answer: the fields of the request's body that changed nothing, at most so many."""
+
+_MAX_IGNORED = 16
+
 PREFILLER_HEADER = "x-prefiller-host-port"
 """Header with the host:port of the prefill worker to use; of several the first counts."""
 
@@ -33,6 +39,7 @@ _ADDRESS_CHARACTERS = 260
 class RequestContext:
     """label: the client's id.  key_digest: SHA-256 of its API key.  tenant: of that key.
     prefiller: host:port of the prefill worker that an endpoint picker has chosen; "" = none.
+    ignored: fields of the body that change nothing, as a header names them.
     """
 
     request_id: str
@@ -42,6 +49,7 @@ class RequestContext:
     tenant: str = ""
     prefiller: str = ""
     num_body_bytes: int = 0
+    ignored: str = ""
 
 
 def context_of(request: Request) -> RequestContext:
@@ -60,6 +68,12 @@ def note_key(scope: Scope, key: str, tenant: str) -> None:
 
 def note_body(scope: Scope, num_bytes: int) -> None:
     scope[CONTEXT] = replace(scope[CONTEXT], num_body_bytes=num_bytes)
+
+
+def note_ignored(scope: Scope, names: Sequence[str]) -> None:
+    shown = [quote(name[:_LABEL_CHARACTERS], errors="replace") for name in names[:_MAX_IGNORED]]
+    more = ["..."] if len(names) > _MAX_IGNORED else []
+    scope[CONTEXT] = replace(scope[CONTEXT], ignored=", ".join([*shown, *more]))
 
 
 class RequestContextMiddleware:
@@ -120,6 +134,8 @@ class RequestContextMiddleware:
                 headers["x-request-id"] = context.request_id
                 if is_messages(scope["path"]):
                     headers["request-id"] = context.request_id
+                if ignored := scope[CONTEXT].ignored:
+                    headers[IGNORED_HEADER] = ignored
                 if self._draining():
                     headers["connection"] = "close"
                 if trace is not None:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from pdcluster_worker.server.errors import ErrorReply
 from pdcluster_worker.server.http.json_body import checked, off_loop
 from pdcluster_worker.server.http.limits import BodyReader
-from pdcluster_worker.server.http.request_context import note_body
+from pdcluster_worker.server.http.request_context import note_body, note_ignored
 
 Answers = Mapping[int, type[Any] | None]
 """By status: the type of a JSON body, for its schema; str = plain text, None = any JSON."""
@@ -74,7 +74,10 @@ class JsonRoute(ApiRoute):
             with suppress(ClientDisconnect):
                 async with reader.body(scope, receive) as content:
                     note_body(scope, len(content))
-                    value = await off_loop(len(content), checked, content, content_type, adapter)
+                    value, ignored = await off_loop(
+                        len(content), checked, content, content_type, adapter
+                    )
+                    note_ignored(scope, ignored)
                     response = await handle(value, request)
                     await response(scope, receive, send)
 

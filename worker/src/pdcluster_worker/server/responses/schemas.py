@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from pdcluster_schema.text import quoted
+from pdcluster_worker.server.http.json_body import Ignored
 from pdcluster_worker.server.schemas.chat_fields import MAX_TOOLS, CallId, ReasoningEffort, ToolName
 from pdcluster_worker.server.schemas.fields import (
     MAX_MESSAGES,
@@ -18,7 +19,6 @@ from pdcluster_worker.server.schemas.fields import (
     no_value,
     type_of,
 )
-from pdcluster_worker.server.schemas.known_fields import Ignored
 from pdcluster_worker.server.schemas.requests import Logprobs, PositiveInt, Sampling
 
 MAX_METADATA = 16

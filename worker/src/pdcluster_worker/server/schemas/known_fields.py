@@ -1,17 +1,9 @@
 """Fields of OpenAI, vLLM and SGLang that are not served: refused by name, or without effect."""
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
+from pdcluster_worker.server.http.json_body import Ignored
 from pdcluster_worker.server.schemas.fields import Body, Only
-
-
-@dataclass(frozen=True, slots=True)
-class Ignored:
-    """Marks a field whose value, of any type, changes nothing.  reason: why that is right."""
-
-    reason: str
-
 
 _NO_LOGITS = "what users' code does to logits is not run here: use logit_bias"
 _LORA = "serve the merged model as a PDCluster of its own, and name it in model"
