@@ -126,3 +126,14 @@ async def test_adapters_are_models_of_their_own_and_their_cache_is_apart(rig, ht
     assert unknown.json()["error"]["message"] == (
         "model 'SQL' is not served here: use 'tiny' or one of its adapters, which /v1/models lists"
     )
+
+
+async def test_embeddings_are_said_to_need_another_model(http):
+    reply = await http.post("/v1/embeddings", json={"model": "tiny", "input": "a"})
+    other = await http.post("/v1/images", json={})
+
+    assert (reply.status_code, other.status_code) == (404, 404)
+    assert reply.json()["error"]["message"].startswith(
+        "/v1/embeddings: embeddings need an embedding model, and the models that are served here"
+    )
+    assert "there is no such path" in other.json()["error"]["message"]
