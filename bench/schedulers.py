@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedulers_load import LOAD, Answers, Arrival, arrivals
 
-from pdctl.bench.svg import Curve, Panel, distribution, picture
+from pdctl.figures import Curve, Panel, distribution, draw_curves
 
 if TYPE_CHECKING:
     from pdcluster_worker.config.engine import EngineConfig
@@ -78,7 +78,7 @@ def main() -> int:
     )
     panels = [bench.latencies(names, options)]
     if options.plot is not None:
-        options.plot.write_text(picture("Schedulers: chats beside long prompts", panels))
+        draw_curves(options.plot, "Schedulers: chats beside long prompts", panels)
     return 0
 
 
@@ -133,7 +133,7 @@ class Bench:
             answers = self.serve(fields, warm, arrivals(LOAD, options.requests, options.rate, seed))
             print(f"| {name} | {answers.row()} |", flush=True)
             curves.append(distribution(name, [1e3 * gap for gap in answers.gaps]))
-        return Panel("share of gaps between tokens at most so long", "ms", curves)
+        return Panel("Gaps between tokens", "milliseconds", "at most so long, % of all", curves)
 
     def serve(
         self,

@@ -35,7 +35,7 @@ from waiting_time_runs import (
 )
 
 from pdcluster_worker.routing.waiting_time.lengths import Survival
-from pdctl.bench.svg import Curve, Panel, picture
+from pdctl.figures import Curve, Panel, draw_curves
 
 PUBLISHED = {
     "preset": (46.3, 16.4, 25.4, 24.8),
@@ -59,7 +59,7 @@ def main() -> int:
     options = parse()
     panels = real(options.order_by) if options.real else simulated(options.rounds)
     if options.plot is not None:
-        options.plot.write_text(picture("Forecasts of when a request group is complete", panels))
+        draw_curves(options.plot, "Forecasts of when a request group is complete", panels)
     return 0
 
 
@@ -244,8 +244,9 @@ def errors_over_service(
         for name in names
     }
     return Panel(
-        f"MAPE in per cent, {title}",
+        f"Mean error of the forecasts, {title}",
         "share of the group's service",
+        "MAPE, %",
         [Curve(name, points[name]) for name in names],
     )
 

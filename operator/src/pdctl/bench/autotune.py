@@ -4,7 +4,7 @@ A cluster is started once for consecutive trials of the same sizes.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,15 @@ from pdctl.bench.load import (
 )
 from pdctl.bench.measure import LocalCluster, started_cluster, warm_up
 from pdctl.bench.openai import OpenAIServer, http_session
-from pdctl.bench.tuning import LatencyTargets, SearchResult, Sizes, Trial, TrialResult, search
+from pdctl.bench.tuning import (
+    LatencyTargets,
+    SearchResult,
+    Sizes,
+    Trial,
+    TrialResult,
+    front,
+    search,
+)
 
 FIELDS = {
     "maxBatchedTokens": "max_batched_tokens",
@@ -81,8 +89,13 @@ def engine_values(sizes: Sizes, limits: LatencyTargets) -> dict[str, Any]:
     }
 
 
-async def autotune(tuning: Tuning, start: Sizes, echo: Callable[[str], None]) -> SearchResult:
-    """echo: gets a line for each trial.  Raises StartError when a cluster does not start."""
+async def autotune(
+    tuning: Tuning, start: Sizes, echo: Callable[[str], None], on_end: Callable[[], None]
+) -> SearchResult:
+    """echo: gets a line for each trial.  on_end: called after each answer.
+
+    Raises StartError when the first cluster does not start.
+    """
     steps = search(start, tuning.rate, tuning.limits, tuning.max_trials)
     async with AsyncExitStack() as stack:
         target: LoadTarget | None = None
@@ -94,7 +107,7 @@ async def autotune(tuning: Tuning, start: Sizes, echo: Callable[[str], None]) ->
                     await stack.aclose()
                     up, target = trial.sizes, None
                     target = await _start(tuning, trial.sizes, stack)
-                result = result_of(await _load(tuning, target, trial, number))
+                result = result_of(await _load(tuning, target, trial, number, on_end))
             except StartError as e:
                 if number == 1:
                     raise
@@ -121,15 +134,16 @@ async def _start(tuning: Tuning, sizes: Sizes, stack: AsyncExitStack) -> LoadTar
     return target
 
 
-async def _load(tuning: Tuning, target: LoadTarget, trial: Trial, number: int) -> LoadResult:
+async def _load(
+    tuning: Tuning, target: LoadTarget, trial: Trial, number: int, on_end: Callable[[], None]
+) -> LoadResult:
     seed = f"{tuning.seed} {number}"
     requests = random_requests(
         tuning.num_prompts, tuning.lengths, tuning.vocab_size, seed, DatasetSampling()
     )
     arrivals = poisson_arrivals(trial.rate, len(requests), seed)
-    return await run_load(
-        target, requests, Arrivals(arrivals, limit_seconds=tuning.request_limit_seconds)
-    )
+    schedule = Arrivals(arrivals, limit_seconds=tuning.request_limit_seconds)
+    return await run_load(target, requests, schedule, on_end)
 
 
 def result_of(run: LoadResult) -> TrialResult:
@@ -153,6 +167,23 @@ def trial_line(number: int, trial: Trial, result: TrialResult, limits: LatencyTa
         f"TTFT p90 {result.ttft_p90_ms:.0f} ms, ITL p99 {result.itl_p99_ms:.0f} ms"
         f"{failed}: {verdict}"
     )
+
+
+def trial_rows(found: SearchResult, limits: LatencyTargets) -> Iterator[tuple[str, ...]]:
+    """A header, and the trials from the lowest request rate to the highest."""
+    header = ("REQUESTS/S", "TTFT P90 MS", "ITL P99 MS", "TOKENS", "SEQUENCES", "SCHEDULER")
+    yield (*header, "LIMITS", "FRONT OF")
+    fronts = front(found.tried)
+    for one in sorted(found.tried, key=lambda one: one.trial.rate):
+        sizes, result = one.trial.sizes, one.result
+        verdict = "best" if one is found.best else "inside" if result.meets(limits) else "over"
+        latencies = (result.ttft_p90_ms, result.itl_p99_ms)
+        yield (
+            f"{one.trial.rate:.3g}",
+            *("-" if math.isinf(ms) else f"{ms:.0f}" for ms in latencies),
+            *(str(sizes.max_batched_tokens), str(sizes.max_sequences), sizes.scheduler),
+            *(verdict, ", ".join(fronts[one])),
+        )
 
 
 def result_text(found: SearchResult, limits: LatencyTargets) -> str:

@@ -168,10 +168,20 @@ def poisson_arrivals(rate: float, count: int, seed: str) -> list[float]:
     return [time * scale for time in times]
 
 
+def _ignore() -> None:
+    pass
+
+
 async def run_load(
-    target: LoadTarget, requests: Sequence[BenchRequest], schedule: Arrivals
+    target: LoadTarget,
+    requests: Sequence[BenchRequest],
+    schedule: Arrivals,
+    on_end: Callable[[], None] = _ignore,
 ) -> LoadResult:
-    """Latencies count from a request's arrival time, also where it waits for concurrency."""
+    """Latencies count from a request's arrival time, also where it waits for concurrency.
+
+    on_end: called after each answer
+    """
     cpu_seconds, start = time.process_time(), time.monotonic()
     slots = (
         asyncio.Semaphore(schedule.max_concurrency) if schedule.max_concurrency else nullcontext()
@@ -184,9 +194,10 @@ async def run_load(
         if due is not None:
             await asyncio.sleep(due - time.monotonic())
         async with slots:
-            return await _send(
-                target, request, time.monotonic() if due is None else due, schedule.limit_seconds
-            )
+            scheduled = time.monotonic() if due is None else due
+            result = await _send(target, request, scheduled, schedule.limit_seconds)
+        on_end()
+        return result
 
     results = await asyncio.gather(
         *(client(index, request) for index, request in enumerate(requests))

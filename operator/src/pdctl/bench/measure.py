@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import PIPE, STDOUT, Process
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,12 +145,6 @@ class LocalCluster:
     model: Path
 
 
-BatchPrompts = Callable[[int], Sequence[BenchRequest]]
-"""Requests of an iteration by its number: other prompts in each, so that no prefix cache
-answers.
-"""
-
-
 @asynccontextmanager
 async def connected(server: Server) -> AsyncIterator[OpenAIServer]:
     """Raises StartError when the server does not answer."""
@@ -194,18 +188,14 @@ async def warm_up(
 
 
 async def batch_latencies(
-    target: LoadTarget, batch: BatchPrompts, num_warmup: int, num_iters: int, schedule: Arrivals
-) -> list[float]:
-    """Seconds of each iteration: a batch sent at once, until its last answer.
+    target: LoadTarget, batches: Iterable[Sequence[BenchRequest]], schedule: Arrivals
+) -> AsyncIterator[float]:
+    """Seconds of each batch: sent at once, until its last answer.
 
     Raises StartError when an answer fails.
     """
-    seconds = []
-    for number in range(num_warmup + num_iters):
-        run = require_complete(await run_load(target, batch(number), schedule))
-        if number >= num_warmup:
-            seconds.append(run.duration_seconds)
-    return seconds
+    for batch in batches:
+        yield require_complete(await run_load(target, batch, schedule)).duration_seconds
 
 
 def require_complete(run: LoadResult) -> LoadResult:

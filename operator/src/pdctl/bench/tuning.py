@@ -94,6 +94,27 @@ class SearchResult:
         return min(self.tried, key=lambda one: (one.result.num_failed, one.result.excess(limits)))
 
 
+_LATENCIES = {"TTFT": "ttft_p90_ms", "ITL": "itl_p99_ms"}
+
+
+def front(tried: Sequence[CompletedTrial]) -> dict[CompletedTrial, tuple[str, ...]]:
+    """For each trial the latencies that no other one improves without a lower request rate."""
+    whole = [one for one in tried if one.result.num_failed == 0]
+    return {
+        one: tuple(
+            name
+            for name, field in _LATENCIES.items()
+            if one in whole and not any(_beats(other, one, field) for other in whole)
+        )
+        for one in tried
+    }
+
+
+def _beats(other: CompletedTrial, one: CompletedTrial, field: str) -> bool:
+    found, best = [(-each.trial.rate, getattr(each.result, field)) for each in (one, other)]
+    return found != best and all(b <= f for b, f in zip(best, found, strict=True))
+
+
 Search = Generator[Trial, TrialResult, SearchResult]
 
 

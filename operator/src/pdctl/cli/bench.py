@@ -1,20 +1,23 @@
 """`pdctl bench latency`, `throughput` and `autotune`, on a cluster started for the measurement."""
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
-from pdctl.bench.autotune import Tuning, autotune, result_text, start_sizes
+from pdctl.bench.autotune import Tuning, autotune, result_text, start_sizes, trial_rows
 from pdctl.bench.datasets import DatasetSampling, Lengths, file_requests, random_requests
 from pdctl.bench.load import REQUEST_LIMIT_SECONDS, Arrivals, BenchRequest, LoadResult, run_load
 from pdctl.bench.measure import batch_latencies, require_complete, started, vocab_size, warm_up
+from pdctl.bench.plot import draw_batches, draw_latencies, draw_trials
 from pdctl.bench.result import latency_result, throughput_result
-from pdctl.bench.svg import Curve, Panel
 from pdctl.bench.tuning import LatencyTargets, SearchResult
 from pdctl.cli import bench_common as given
-from pdctl.cli.bench_common import draw, latency_panels, run, write_result
+from pdctl.cli.bench_common import check_plot, draw, run, write_result
 from pdctl.cli.bench_serve import serve_command
 from pdctl.cli.options import File, reported
+from pdctl.cli.progress import shown_progress
+from pdctl.cli.table import table
 
 app = typer.Typer(
     help="Measure a server, or a cluster that is started for it; find its sizes.",
@@ -43,27 +46,37 @@ def latency_command(
     last token.
     """
     with reported(file):
+        check_plot(plot)
         lengths = Lengths(input_len, output_len)
         local = given.load_measured(file, model_path, lengths).local
         vocab, sampling = vocab_size(local.model), DatasetSampling(temperature)
 
-        def batch(number: int) -> list[BenchRequest]:
-            return random_requests(batch_size, lengths, vocab, f"{seed} {number}", sampling)
+        num_batches = num_iters_warmup + num_iters
+
+        def batches() -> Iterator[list[BenchRequest]]:
+            for number in range(num_batches):  # other prompts in each: no prefix cache answers
+                yield random_requests(batch_size, lengths, vocab, f"{seed} {number}", sampling)
 
         schedule = Arrivals(limit_seconds=request_timeout)
 
         async def measure() -> list[float]:
-            async with started(local) as target:
-                return await batch_latencies(target, batch, num_iters_warmup, num_iters, schedule)
+            found = []
+            with shown_progress() as shown:
+                shown.begin("the cluster starts")
+                async with started(local) as target:
+                    shown.begin("batches", num_batches)
+                    async for seconds in batch_latencies(target, batches(), schedule):
+                        found.append(seconds)
+                        shown.step()
+            return found[num_iters_warmup:]
 
         result = latency_result(run(measure()))
         typer.echo(f"Avg latency: {result['avg_latency']:.4f} seconds")
         for percent, seconds in result["percentiles"].items():
             typer.echo(f"{percent}% percentile latency: {seconds:.4f} seconds")
         write_result(output_json, result)
-        curve = Curve("seconds", list(enumerate(result["latencies"])))
-        title = f"{file.name}: batches of {batch_size}, {input_len} in, {output_len} out"
-        draw(plot, title, [Panel("latency of each batch, s", "iteration", [curve])])
+        title = f"{file.name}: batches of {batch_size}, {input_len} tokens in, {output_len} out"
+        draw(plot, lambda path: draw_batches(path, title, result["latencies"]))
 
 
 @app.command("throughput")
@@ -84,6 +97,7 @@ def throughput_command(
 ) -> None:
     """Send all requests at once to a cluster that is started for it, and time the whole."""
     with reported(file, dataset_path or ""):
+        check_plot(plot)
         is_random = dataset_name == "random"
         lengths = Lengths(input_len, output_len)
         local = given.load_measured(file, model_path, lengths if is_random else None).local
@@ -98,11 +112,13 @@ def throughput_command(
         first = random_requests(2, Lengths(16, 4), vocab, f"{seed} warm-up", DatasetSampling())
 
         async def measure() -> LoadResult:
-            async with started(local) as target:
-                await warm_up(target, first, request_timeout)
-                return require_complete(
-                    await run_load(target, requests, Arrivals(limit_seconds=request_timeout))
-                )
+            with shown_progress() as shown:
+                shown.begin("the cluster starts")
+                async with started(local) as target:
+                    await warm_up(target, first, request_timeout)
+                    shown.begin("answers", len(requests))
+                    schedule = Arrivals(limit_seconds=request_timeout)
+                    return require_complete(await run_load(target, requests, schedule, shown.step))
 
         whole = run(measure())
         result = throughput_result(whole)
@@ -112,7 +128,8 @@ def throughput_command(
             f"{result['output_tokens_per_second']:.2f} output tokens/s"
         )
         write_result(output_json, result)
-        draw(plot, f"{file.name}: {num_prompts} requests at once", latency_panels(whole))
+        title = f"{file.name}: {num_prompts} requests at once"
+        draw(plot, lambda path: draw_latencies(path, title, whole))
 
 
 @app.command("autotune")
@@ -132,15 +149,18 @@ def autotune_command(
     max_trials: Annotated[int, typer.Option(min=1, max=200, help="loads, at most")] = 16,
     seed: given.Seed = 0,
     request_timeout: given.RequestTimeout = REQUEST_LIMIT_SECONDS,
+    plot: given.Plot = None,
     model_path: given.ModelPath = None,
 ) -> None:
     """Find maxBatchedTokens, maxSequences and scheduler that hold the highest request rate within
     two limits.
 
     Each trial is a real cluster of this machine under Poisson arrivals.
-    Prints the section to paste; ends with 1 where no trial was inside the limits.
+    Prints a table of the trials to stderr, and the section to paste; ends with 1 where no trial
+    was inside the limits.
     """
     with reported(file):
+        check_plot(plot)
         lengths, limits = Lengths(input_len, output_len), LatencyTargets(ttft_p90, itl_p99)
         found_file = given.load_measured(file, model_path, lengths)
         tuning = Tuning(
@@ -155,7 +175,16 @@ def autotune_command(
             request_timeout,
         )
         sizes = start_sizes(found_file.cluster)
-        found: SearchResult = run(autotune(tuning, sizes, lambda line: typer.echo(line, err=True)))
+        with shown_progress() as shown:
+            shown.begin("answers, at most", max_trials * num_prompts)
+            found: SearchResult = run(
+                autotune(tuning, sizes, lambda line: typer.echo(line, err=True), shown.step)
+            )
+        header, *rows = trial_rows(found, limits)
+        typer.echo("\n".join(table(header, rows, right=range(4))), err=True)
         typer.echo(result_text(found, limits), err=found.best is None)
+        lengths_text = f"{input_len} tokens in, {output_len} out"
+        title = f"{file.name}: trials of {num_prompts} requests, {lengths_text}"
+        draw(plot, lambda path: draw_trials(path, title, found, limits))
     if found.best is None:
         raise typer.Exit(1)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import signal
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -14,11 +14,11 @@ from pdcluster_api.errors import StartError
 from pdcluster_schema.load import load
 from pdcluster_schema.pdcluster import PDCluster
 from pdctl.bench.datasets import Lengths
-from pdctl.bench.load import LatencyLimits, LoadResult
+from pdctl.bench.load import LatencyLimits
 from pdctl.bench.measure import LocalCluster
 from pdctl.bench.result import NAMES
-from pdctl.bench.svg import Panel, distribution, picture
 from pdctl.cli.options import cannot_write
+from pdctl.figures import check_name, require_matplotlib
 from pdctl.local.model import find_model
 
 ModelPath = Annotated[
@@ -30,7 +30,13 @@ Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="0 = greedy")
 OutputJson = Annotated[
     Path | None, typer.Option(metavar="FILE", help="write the result there, as JSON")
 ]
-Plot = Annotated[Path | None, typer.Option(metavar="FILE.svg", help="draw the result there")]
+Plot = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="draw the result there (.png, .svg), with its figures in FILE.json; needs matplotlib",
+    ),
+]
 NumPrompts = Annotated[int, typer.Option(min=1, help="how many requests")]
 RequestTimeout = Annotated[
     float,
@@ -156,31 +162,28 @@ async def _ended_by_signals(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 def write_result(path: Path | None, result: dict[str, Any]) -> None:
-    if path is not None:
-        _write(path, json.dumps(result, indent=4) + "\n")
-
-
-def draw(path: Path | None, title: str, panels: list[Panel]) -> None:
-    if path is not None:
-        _write(path, picture(title, panels))
-
-
-def _write(path: Path, text: str) -> None:
     """Raises StartError."""
+    if path is None:
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(json.dumps(result, indent=4) + "\n")
     except OSError as e:
         raise cannot_write(path, e) from e
 
 
-def latency_panels(whole: LoadResult) -> list[Panel]:
-    return [
-        Panel(
-            f"{name.upper()}: share of values at most so long",
-            "ms",
-            [distribution(name.upper(), [1e3 * value for value in values])],
-        )
-        for name, values in whole.latencies_seconds.items()
-        if values and name != "e2el"
-    ]
+def check_plot(path: Path | None) -> None:
+    """Raises StartError where it could not be drawn, before anything is measured."""
+    if path is not None:
+        check_name(path)
+        require_matplotlib("go without --plot")
+
+
+def draw(path: Path | None, drawn: Callable[[Path], None]) -> None:
+    """Raises StartError."""
+    if path is None:
+        return
+    try:
+        drawn(path)
+    except OSError as e:
+        raise cannot_write(path, e) from e

@@ -19,10 +19,12 @@ from pdctl.bench.load import (
 )
 from pdctl.bench.measure import Server, connected, warm_up
 from pdctl.bench.openai import CHAT, COMPLETIONS
+from pdctl.bench.plot import draw_latencies
 from pdctl.bench.result import Reporting, serve_result, serve_text
 from pdctl.cli import bench_common as given
-from pdctl.cli.bench_common import draw, latency_panels, run, write_result
+from pdctl.cli.bench_common import check_plot, draw, run, write_result
 from pdctl.cli.options import reported
+from pdctl.cli.progress import shown_progress
 
 Rate = Annotated[float, typer.Option(help="Poisson arrivals a second; inf = all at once")]
 Prefix = Annotated[int, typer.Option(min=0, help="tokens that all random prompts share, first")]
@@ -103,6 +105,7 @@ def serve_command(
         sampling = DatasetSampling(temperature, ignore_eos)
         requests = Requests(dataset_name, dataset_path, lengths, vocab_size, sampling, seed)
         _check_endpoint(endpoint)
+        check_plot(plot)
         # No prompt is sent twice: a prefix cache would answer.
         bench_requests = requests.bench_requests(num_warmups + num_prompts, endpoint)
         names, percents = (
@@ -121,7 +124,7 @@ def serve_command(
         typer.echo(serve_text(result, measured.failures))
         if save_result or save_detailed:
             write_result(result_dir / (result_filename or _file_name(result)), result)
-        draw(plot, f"{name}: {num_prompts} requests", latency_panels(measured))
+        draw(plot, lambda path: draw_latencies(path, _title(setting), measured, reporting.slo))
     if measured.failures:
         raise typer.Exit(1)
 
@@ -132,9 +135,12 @@ async def _measure(
     bench_requests: list[BenchRequest],
     schedule: Arrivals,
 ) -> tuple[LoadResult, str]:
-    async with connected(server) as target:
-        await warm_up(target, first, schedule.limit_seconds)
-        return await run_load(target, bench_requests, schedule), target.model
+    with shown_progress() as shown:
+        shown.begin("warm-up")
+        async with connected(server) as target:
+            await warm_up(target, first, schedule.limit_seconds)
+            shown.begin("answers", len(bench_requests))
+            return await run_load(target, bench_requests, schedule, shown.step), target.model
 
 
 def _check_endpoint(endpoint: str) -> None:
@@ -163,6 +169,18 @@ def _setting(
         "burstiness": 1.0,
         "max_concurrency": most,
     }
+
+
+def _title(setting: dict[str, Any]) -> str:
+    """
+    >>> _title({"model_id": "small", "num_prompts": 9, "request_rate": "inf"})
+    'small: 9 requests, at once'
+    >>> _title({"model_id": "small", "num_prompts": 9, "request_rate": 2.5})
+    'small: 9 requests, 2.5 a second'
+    """
+    rate = setting["request_rate"]
+    when = "at once" if rate == "inf" else f"{rate:g} a second"
+    return f"{setting['model_id']}: {setting['num_prompts']} requests, {when}"
 
 
 def _file_name(result: dict[str, Any]) -> str:

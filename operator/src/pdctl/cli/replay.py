@@ -1,5 +1,6 @@
 """`pdctl autoscale replay`: figures to the screen, a table, decisions and a picture to a folder."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -9,8 +10,10 @@ import typer
 from pdcluster_schema.accelerators import accelerators_text
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
 from pdctl.cli.options import cannot_write, load_file, reported, required_file
+from pdctl.cli.progress import shown_progress
 from pdctl.cli.why import record_lines
-from pdctl.replay.plot import draw, require_matplotlib
+from pdctl.figures import figures_path, require_matplotlib
+from pdctl.replay.plot import draw
 from pdctl.replay.queueing import ESTIMATED, Speeds
 from pdctl.replay.report import summarize, summary_lines, write_table
 from pdctl.replay.run import Moment, replay
@@ -33,9 +36,15 @@ class ReplayRequest:
 def run_replay(request: ReplayRequest) -> list[str]:
     """The lines to print.  Raises InvalidTraceError, InvalidObjectError, StartError."""
     if request.out is not None and request.with_plot:
-        require_matplotlib()
+        require_matplotlib("go without with --no-plot")
     spec = request.cluster.spec
-    moments = list(replay(spec, read_trace(request.trace), request.speeds))
+    trace, moments = read_trace(request.trace), list[Moment]()
+    with shown_progress() as shown:
+        interval = spec.autoscale.interval_seconds
+        shown.begin("intervals", math.ceil(trace.duration_seconds / interval))
+        for moment in replay(spec, trace, request.speeds):
+            moments.append(moment)
+            shown.step()
     lines = summary_lines(summarize(moments, float(spec.autoscale.interval_seconds)))
     lines += _speeds_remark(spec, request.speeds)
     if request.out is None:
@@ -86,8 +95,9 @@ def _written(request: ReplayRequest, moments: list[Moment], folder: Path) -> lis
     ]
     written[1].write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
     if request.with_plot:
-        written.append(folder / f"{stem}.png")
-        draw(moments, request.cluster.spec.autoscale, f"{name}: {stem}", written[-1])
+        picture = folder / f"{stem}.png"
+        draw(moments, request.cluster.spec, f"{name}: {stem}", picture)
+        written += [picture, figures_path(picture)]
     return [f"written              {path}" for path in written]
 
 

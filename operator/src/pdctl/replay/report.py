@@ -4,6 +4,7 @@ import csv
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TextIO
 
 from pdcluster_api.plan.autoscale.explain import summary
@@ -131,6 +132,17 @@ _PLAIN: dict[str, Callable[[Moment], float | None]] = {
     "time_per_output_token_seconds": lambda moment: moment.tpot_seconds,
 }
 _OF_POOLS = ("replicas", "ready", "draining")
+
+
+def columns(moments: Sequence[Moment]) -> dict[str, list[float | None]]:
+    """The table's numbers by name."""
+    found: dict[str, list[float | None]] = {
+        name: [value(moment) for moment in moments] for name, value in _PLAIN.items()
+    }
+    for (role, pool), name in product(moments[0].pools, _OF_POOLS):
+        sizes = [getattr(moment.pools[role, pool], name) for moment in moments]
+        found[f"{role}/{pool} {name}"] = sizes
+    return found
 
 
 def write_table(moments: Sequence[Moment], file: TextIO) -> None:

@@ -19,6 +19,7 @@ from pdctl.bench.autotune import (
     result_of,
     result_text,
     start_sizes,
+    trial_rows,
 )
 from pdctl.bench.datasets import Lengths
 from pdctl.bench.load import BenchRequest, LoadResult, OnChunk, RequestResult, TokenUsage
@@ -35,6 +36,10 @@ from pdctl.bench.tuning import (
 LIMITS = LatencyTargets(60_000.0, 60_000.0)
 TUNING = Tuning(LocalCluster(Path("f"), Path("m")), LIMITS, Lengths(4, 2), 2, 500.0, 3, 600, "0")
 TRIED = CompletedTrial(Trial(Sizes(512, 64), 1.5), TrialResult(900.0, 80.0))
+
+
+def ignore() -> None:
+    pass
 
 
 class Echo:
@@ -62,8 +67,14 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Sizes]:
 
 async def test_a_cluster_is_started_once_for_trials_of_the_same_sizes(started: list[Sizes]) -> None:
     lines: list[str] = []
-    found = await autotune(TUNING, Sizes(256, 64), lines.append)
+    num_answers = [0]
 
+    def count() -> None:
+        num_answers[0] += 1
+
+    found = await autotune(TUNING, Sizes(256, 64), lines.append, count)
+
+    assert num_answers == [3 * TUNING.num_prompts]
     assert started == [Sizes(256, 64)]
     assert [one.trial.rate for one in found.tried] == [500.0, 750.0, 1125.0]
     assert lines[0].startswith(
@@ -78,7 +89,7 @@ async def test_sizes_that_do_not_start_are_over_the_limits(
     seen = iter([TrialResult(1.0, 1.0), TrialResult(math.inf, 1.0), TrialResult(math.inf, 1.0)])
     monkeypatch.setattr(autotune_module, "result_of", lambda run: next(seen))
     lines: list[str] = []
-    found = await autotune(TUNING, Sizes(16, 16), lines.append)
+    found = await autotune(TUNING, Sizes(16, 16), lines.append, ignore)
 
     assert started == [Sizes(16, 16), Sizes(16, 16, "sarathi")]
     assert "no room" in lines
@@ -88,7 +99,7 @@ async def test_sizes_that_do_not_start_are_over_the_limits(
 
 async def test_first_sizes_that_do_not_start_end_it(started: list[Sizes]) -> None:
     with pytest.raises(StartError, match="no room"):
-        await autotune(TUNING, Sizes(32, 16), print)
+        await autotune(TUNING, Sizes(32, 16), print, ignore)
 
 
 def test_run_shows_its_two_latencies_and_failures() -> None:
@@ -119,6 +130,19 @@ def test_best_sizes_are_a_section_to_paste() -> None:
     assert text.startswith(
         "# 1.5 requests/s with TTFT p90 900 ms and ITL p99 80 ms, after 1 trials"
     )
+
+
+def test_table_of_trials_is_ordered_by_rate_and_names_the_best_and_the_front() -> None:
+    over = CompletedTrial(Trial(Sizes(512, 64), 3.0), TrialResult(2000.0, 90.0))
+    absent = CompletedTrial(Trial(Sizes(64, 64), 1.0), TrialResult(math.inf, math.inf, 2))
+    header, *rows = trial_rows(SearchResult(TRIED, [TRIED, over, absent]), LIMITS)
+
+    assert header[:3] == ("REQUESTS/S", "TTFT P90 MS", "ITL P99 MS")
+    assert rows == [
+        ("1", "-", "-", "64", "64", "continuous", "over", ""),
+        ("1.5", "900", "80", "512", "64", "continuous", "best", "TTFT, ITL"),
+        ("3", "2000", "90", "512", "64", "continuous", "inside", "TTFT, ITL"),
+    ]
 
 
 def test_sarathi_gets_a_target_below_the_limit() -> None:

@@ -1,11 +1,7 @@
-"""Results have vLLM's keys, and a picture shows every curve."""
-
-import doctest
-from xml.etree import ElementTree
+"""Results have vLLM's keys."""
 
 import pytest
 
-from pdctl.bench import svg
 from pdctl.bench.load import LatencyLimits, LoadResult, RequestResult
 from pdctl.bench.result import (
     Reporting,
@@ -14,7 +10,6 @@ from pdctl.bench.result import (
     serve_text,
     throughput_result,
 )
-from pdctl.bench.svg import Curve, Panel, picture
 
 GOOD = RequestResult(0.0, 0.0, (0.5, 0.7, 0.9), 3, None, 8)
 FAILED = RequestResult(1.0, 1.0, (), 0, "HTTP 503", 8)
@@ -86,19 +81,3 @@ def test_latency_and_throughput_have_vllms_keys() -> None:
         "tokens_per_second": 5.5,
         "output_tokens_per_second": 1.5,
     }
-
-
-def test_picture_is_xml_with_a_line_for_each_curve() -> None:
-    assert doctest.testmod(svg).failed == 0
-    curves = [Curve("a < b", [(0.0, 0.0), (2.0, 4.0)]), Curve("none", [])]
-    text = picture(
-        "A & B", [Panel("first", "ms", curves), Panel("second", "s", [Curve("zero", [(0.0, 0.0)])])]
-    )
-
-    lines = [
-        one.get("points")
-        for one in ElementTree.fromstring(text).iter()
-        if one.tag.endswith("polyline")
-    ]
-    assert lines[1] == "70.0,220.0 630.0,40.0"
-    assert len(lines) == 2 + 3  # axes and curves

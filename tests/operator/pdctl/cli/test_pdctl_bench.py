@@ -79,7 +79,8 @@ def test_serve_prints_and_writes_what_clients_saw(bench: Bench) -> None:
     fields = ("model_id", "completed", "max_concurrency", "request_rate")
     assert [written[name] for name in fields] == ["small", 3, 2, "inf"]
     assert written["request_goodput"] == pytest.approx(written["request_throughput"])
-    assert "TTFT" in Path("a.svg").read_text()
+    assert "SLO: 60000 ms" in Path("a.svg").read_text()
+    assert json.loads(Path("a.svg.json").read_text())["ttft"]["within_slo_ratio"] == 1.0
     # none twice, the warm-up's neither
     assert len({tuple(body["prompt"]) for body in server.bodies}) == 4
     sent = {(body["ignore_eos"], body["temperature"], body["max_tokens"]) for body in server.bodies}
@@ -144,7 +145,7 @@ def test_latency_times_batches_of_other_prompts(
     assert len(json.loads(Path("l.json").read_text())["latencies"]) == 2
     assert len({tuple(body["prompt"]) for body in server.bodies}) == 2 * 3
     assert "Avg latency: " in result.output
-    assert Path("l.svg").read_text().startswith("<svg")
+    assert json.loads(Path("l.svg.json").read_text())["p50_seconds"] > 0
 
 
 def test_throughput_sends_all_at_once(bench: Bench, as_cluster: Callable[..., SmallServer]) -> None:
@@ -198,7 +199,7 @@ def test_autotune_prints_the_section_to_paste(
     as_cluster()
     result = bench(
         f"autotune chat.yaml --model-path . {SHORT} --ttft-p90 60000 --itl-p99 60000 "
-        "--num-prompts 2 --request-rate 500 --max-trials 2"
+        "--num-prompts 2 --request-rate 500 --max-trials 2 --plot t.png"
     )
 
     assert result.exit_code == 0, result.output
@@ -206,6 +207,23 @@ def test_autotune_prints_the_section_to_paste(
         "spec": {"engine": {"maxBatchedTokens": 256, "maxSequences": 64, "scheduler": "continuous"}}
     }
     assert "trial 2: " in result.stderr
+    assert "REQUESTS/S  TTFT P90 MS" in result.stderr
+    assert len(json.loads(Path("t.png.json").read_text())["trials"]) == 2
+
+
+@pytest.mark.parametrize(
+    "command", ["serve", *(f"{name} chat.yaml {SHORT}" for name in ("latency", "throughput"))]
+)
+def test_plot_that_cannot_be_drawn_is_refused_before_the_load(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    wrong = bench(f"{command} --plot a.pdf")
+    monkeypatch.setattr("pdctl.figures.find_spec", lambda name: None)
+    missing = bench(f"{command} --plot a.png")
+
+    assert (wrong.exit_code, missing.exit_code) == (2, 1)
+    assert "--plot: a.pdf is no picture" in wrong.stderr
+    assert "pip install matplotlib, or go without --plot" in missing.stderr
 
 
 @pytest.mark.processes

@@ -31,8 +31,9 @@ def test_table_decisions_and_picture_are_written(replayed: Callable[..., Any], t
     files = {path.name: path for path in (tmp_path / "a" / "out").iterdir()}
 
     assert result.exit_code == 0
-    assert set(files) == {"burst.csv", "burst-decisions.txt", "burst.png"}
-    assert f"written              {files['burst.png']}" in result.output.splitlines()
+    assert set(files) == {"burst.csv", "burst-decisions.txt", "burst.png", "burst.png.json"}
+    for name in files:
+        assert f"written              {files[name]}" in result.output.splitlines()
     assert len(files["burst.csv"].read_text().splitlines()) == 25
     decisions = files["burst-decisions.txt"].read_text()
     assert decisions.startswith("chat, 2026-01-05 00:01:")
@@ -42,7 +43,7 @@ def test_table_decisions_and_picture_are_written(replayed: Callable[..., Any], t
 def test_without_the_picture_matplotlib_is_not_needed(
     replayed: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("pdctl.replay.plot.find_spec", lambda name: None)
+    monkeypatch.setattr("pdctl.figures.find_spec", lambda name: None)
     out = tmp_path / "out"
 
     refused = replayed("--out", str(out))

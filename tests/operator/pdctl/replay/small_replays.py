@@ -12,11 +12,14 @@ SPEEDS = Speeds(
 )
 
 
-def make_spec(roles: dict[str, Any] | None = None, **autoscale: Any) -> PDClusterSpec:
+def make_spec(
+    roles: dict[str, Any] | None = None, qos: dict[str, Any] | None = None, **autoscale: Any
+) -> PDClusterSpec:
     pool = {"name": "x", "gpu": "H100", "replicas": 1, "minReplicas": 1, "maxReplicas": 6}
     spec = {
         "model": {"name": "tiny", "path": "/models/tiny"},
         "roles": roles or {"prefill": {"pools": [pool]}, "decode": {"pools": [pool]}},
+        "qos": qos or {},
         "autoscale": {"scaleDown": {"windowSeconds": 60, "maxStep": 1}, **autoscale},
     }
     return parse(
