@@ -17,6 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from pdcluster_api.certificates.authority import Pair, issue
 from tests.authorities import NOW, new_authority, write_pair
+from tests.etcd_member import etcd_flags
 from tests.ports import free_port
 
 DEADLINE_SECONDS = 20.0
@@ -62,32 +63,10 @@ def tls_etcd(folder: Path, *, asks_clients: bool, host: str = "127.0.0.1") -> It
     authority = new_authority()
     certificate, key = write_pair(folder, "server", issue(authority, [host], NOW))
     ca, _ = write_pair(folder, "ca", authority)
-    endpoint, peer = f"127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
+    endpoint = f"127.0.0.1:{free_port()}"
     command = [
         str(Path(sys.executable).with_name("etcd")),
-        *(
-            "--name",
-            "test",
-            "--data-dir",
-            str(folder / "data"),
-            "--unsafe-no-fsync",
-            "--log-level",
-            "error",
-        ),
-        *(
-            "--listen-client-urls",
-            f"https://{endpoint}",
-            "--advertise-client-urls",
-            f"https://{endpoint}",
-        ),
-        *(
-            "--listen-peer-urls",
-            peer,
-            "--initial-advertise-peer-urls",
-            peer,
-            "--initial-cluster",
-            f"test={peer}",
-        ),
+        *etcd_flags(folder / "data", f"https://{endpoint}", free_port()),
         *("--cert-file", str(certificate), "--key-file", str(key)),
         *(("--client-cert-auth", "--trusted-ca-file", str(ca)) if asks_clients else ()),
     ]

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.apiserver.credentials import SERVICE_ADDRESS, Credentials
+from tests.etcd_member import etcd_flags
 from tests.ports import free_port
 from tests.system.waiting import wait_for
 
@@ -172,23 +173,9 @@ class ControlPlane:
         return self._processes[program].pid
 
     def _start_etcd(self) -> None:
-        client, peer = f"http://127.0.0.1:{self._etcd_port}", f"http://127.0.0.1:{self._peer_port}"
-        self._spawn(
-            "etcd",
-            *(
-                "--name=test",
-                f"--data-dir={self._folder / 'etcd'}",
-                "--unsafe-no-fsync",
-                "--log-level=warn",
-                "--snapshot-count=10000",
-            ),
-            *(
-                f"--listen-client-urls={client}",
-                f"--advertise-client-urls={client}",
-                f"--listen-peer-urls={peer}",
-            ),
-            *(f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=test={peer}"),
-        )
+        client = f"http://127.0.0.1:{self._etcd_port}"
+        own = etcd_flags(self._folder / "etcd", client, self._peer_port)
+        self._spawn("etcd", *own, "--snapshot-count=10000")
         self._wait_for("etcd", f"{client}/health")
 
     def _apply_crds(self, folder: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from tests.etcd_member import etcd_flags
 from tests.ports import free_port
 from tests.system.waiting import wait_for
 
@@ -39,27 +40,9 @@ class EtcdServer:
         """Start, with the data of its last life unless `empty`; returns when it serves."""
         if empty:
             shutil.rmtree(self._data)
-        client, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{self._peer_port}"
         command = [
-            str(Path(sys.executable).parent / "etcd"),
-            *(
-                "--name",
-                "test",
-                "--data-dir",
-                str(self._data),
-                "--unsafe-no-fsync",
-                "--log-level",
-                "warn",
-            ),
-            *("--listen-client-urls", client, "--advertise-client-urls", client),
-            *(
-                "--listen-peer-urls",
-                peer,
-                "--initial-advertise-peer-urls",
-                peer,
-                "--initial-cluster",
-                f"test={peer}",
-            ),
+            str(Path(sys.executable).with_name("etcd")),
+            *etcd_flags(self._data, f"http://{self.endpoint}", self._peer_port),
             *self._flags,
         ]
         with self.log.open("ab") as log:

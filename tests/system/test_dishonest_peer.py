@@ -112,20 +112,6 @@ def test_write_after_the_epoch_ended_is_refused(decode, fake, prompts, reference
     assert decode.growth(before, "kv_transfer_bytes_total", direction="received") == 0
 
 
-def test_write_during_the_epoch_is_accepted_once(decode, fake, prompts):
-    with decode.client.unread(prompts(40), "remote"):
-        target = fake.next_call().prefill.target
-        assert write_blocks(target, target.block_ids, decode.block_bytes) == [None] * 3
-        assert None not in write_blocks(target, target.block_ids, decode.block_bytes)
-
-
-def test_write_outside_the_target_is_refused(decode, fake, prompts):
-    with decode.client.unread(prompts(40), "remote"):
-        target = fake.next_call().prefill.target
-        others = set(range(NUM_BLOCKS + 1)) - set(target.block_ids)
-        assert None not in write_blocks(target, sorted(others), decode.block_bytes)
-
-
 @pytest.mark.parametrize("num_written", [0, 2])
 def test_claim_of_blocks_that_never_came_means_local_prefill(
     decode, fake, prompts, reference, num_written

@@ -56,7 +56,10 @@ def test_prefill_worker_drained_in_mid_transfer_finishes_it(slow, prompts, refer
     assert stream.done
     reference.check(prompt, tokens)
     slow.decode.wait_growth(before, "remote_prefill_total", 1, outcome="ok")
-    slow.prefill.wait_ready()
+    slow.decode.wait_for(
+        lambda: slow.decode.client.complete(prompts(300), max_tokens=1).prefill == "remote",
+        "prefill serves again",
+    )
 
 
 def test_requests_that_wait_for_a_draining_prefill_worker_are_served(slow, prompts, reference):

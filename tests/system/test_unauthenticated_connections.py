@@ -54,16 +54,6 @@ def test_write_under_an_unknown_epoch_is_refused(pair, prompts, reference):
     )
 
 
-def test_connection_for_another_engine_is_refused(pair, prompts, reference):
-    with connect(pair.decode.record["kv_address"]) as sock:
-        sock.sendall(wire.encode_hello(wire.KvHello("an-earlier-engine")))
-        reply = receive(sock, wire.decode_reply)
-        assert reply.refusal is not None
-        assert sock.recv(1) == b""
-
-    check_still_works(pair, prompts, reference)
-
-
 @pytest.mark.parametrize("port", ["kv", "grpc", "http"])
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_garbage_closes_that_connection_only(pair, prompts, reference, port, role):

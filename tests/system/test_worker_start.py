@@ -28,34 +28,6 @@ def test_taken_port_ends_with_2(new_cluster, kind):
     assert str(port) in worker.log_tail(1)
 
 
-def test_missing_model_folder_ends_with_2(new_cluster, tmp_path):
-    worker = new_cluster("no-model").add_worker("decode", "decode-0", model=tmp_path / "nowhere")
-
-    assert worker.wait_end() == 2
-    assert "error: " in worker.log_tail(1)
-    assert str(tmp_path / "nowhere") in worker.log_tail(1)
-
-
-def test_missing_secret_ends_with_2(new_cluster):
-    worker = new_cluster("no-secret").add_worker("decode", "decode-0", start=False)
-    worker.settings["discovery"]["tls"] = {"ca": "/nowhere"}
-    worker.start()
-
-    assert worker.wait_end() == 2
-    assert worker.log_tail(1).startswith("error: discovery.tls.ca: /nowhere cannot be read")
-
-
-def test_dtype_that_no_worker_can_compute_in_ends_with_2(new_cluster):
-    cluster = new_cluster("pinned")
-    worker = cluster.add_worker("decode", "decode-0", start=False)
-    worker.settings["model"]["dtype"] = "auto"
-    cluster.etcd.put("/pdcluster/test/pinned/dtypes/r1", "int4")
-    worker.start()
-
-    assert worker.wait_end() == 2
-    assert "'int4' under /pdcluster/test/pinned/dtypes/r1" in worker.log_tail(1)
-
-
 def test_etcd_away_at_start_means_not_ready_until_it_comes(new_cluster, tmp_path, prompts):
     cluster, etcd = new_cluster("early"), EtcdServer(tmp_path)
     cluster.etcd = etcd
