@@ -4,17 +4,18 @@ PDCluster.
 
 import json
 import re
-from dataclasses import replace
 from typing import Any, get_args
 
 import promql_parser
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from pdcluster_operator.reconcile.metrics import SHOWN, AutoscaleMetrics, ControllerMetrics
 from pdcluster_operator.scrape.scraper import ScrapeMetrics
 from pdcluster_schema import conditions
-from pdcluster_worker.messages.facts import KVGeometry, PeerFacts
+from pdcluster_worker.messages.facts import KVGeometry
+from pdcluster_worker.messages.peers import Hello
 from pdcluster_worker.messages.requests import FinishReason
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.pair_check import mismatch
@@ -439,10 +440,10 @@ def test_label_values_that_alerts_count_by_are_there_from_the_start() -> None:
 
 
 def test_every_reason_of_a_refused_pair_is_there_from_the_start() -> None:
-    facts = PeerFacts(KVGeometry(1, 1, 1, 1, "float32", "full"), "a", "r1")
+    hello = Hello("e", "decode", KVGeometry(1, 1, 1, 1, "float32", "full"), "a", "r1")
     other_geometry = KVGeometry(2, 1, 1, 1, "float32", "full")
     others = [
-        replace(facts, **change)
+        replace(hello, **change)
         for change in (
             {"geometry": other_geometry},
             {"weights": "b"},
@@ -453,7 +454,7 @@ def test_every_reason_of_a_refused_pair_is_there_from_the_start() -> None:
     registry, name = Metrics().registry, "pdcluster_peer_refused_total"
 
     assert [
-        registry.get_sample_value(name, {"reason": (mismatch(facts, other) or ("", ""))[0]})
+        registry.get_sample_value(name, {"reason": (mismatch(hello, other) or ("", ""))[0]})
         for other in others
     ] == [0, 0, 0, 0]
 

@@ -143,17 +143,6 @@ def test_worker_config_refusal_names_field_and_reason(
     assert reason in str(caught.value)
 
 
-def test_worker_config_of_a_record_may_have_fields_that_had_one_value(tmp_path: Path) -> None:
-    """An older operator has rendered it, and it is never rendered again."""
-    retired = "tensorParallel: 1\nengine: {kvCacheDtype: auto, blockSize: 32}\n"
-
-    old, new = (
-        load_worker_config(write(tmp_path, MINIMUM + text))
-        for text in (retired, "engine: {blockSize: 32}\n")
-    )
-    assert old == new
-
-
 def test_worker_config_missing_file_and_missing_field(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read: No such file"):
         load_worker_config(tmp_path / "nowhere.yaml")

@@ -2,17 +2,17 @@
 both values.
 """
 
-from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
-from pdcluster_worker.messages.facts import KVGeometry, PeerFacts
+from pdcluster_worker.messages.facts import KVGeometry
+from pdcluster_worker.messages.peers import Hello
 from pdcluster_worker.peers.pair_check import mismatch
 
 GEOMETRY = KVGeometry(num_kv_heads=3, head_dim=64, num_layers=30, block_size=16, dtype="bfloat16")
-ROUTER = PeerFacts(KVGeometry(0, 0, 0, 0, ""), "", "r1", model="chat", has_engine=False)
+ROUTER = Hello("e", "router", KVGeometry(0, 0, 0, 0, ""), "", "r1", model="chat")
 OTHERS = {
     "num_kv_heads": 4,
     "head_dim": 128,
@@ -23,9 +23,9 @@ OTHERS = {
 }
 
 
-def facts(**changes: Any) -> PeerFacts:
+def facts(**changes: Any) -> Hello:
     geometry = {name: changes.pop(name) for name in OTHERS if name in changes}
-    mine = PeerFacts(msgspec.structs.replace(GEOMETRY, **geometry), "aa11", "r1")
+    mine = Hello("e", "decode", replace(GEOMETRY, **geometry), "aa11", "r1")
     return replace(mine, **changes)
 
 
@@ -56,7 +56,7 @@ def test_every_field_of_the_geometry_is_compared() -> None:
         (ROUTER, facts()),  # of an older worker, which does not say its model
     ],
 )
-def test_pair_matches(mine: PeerFacts, theirs: PeerFacts) -> None:
+def test_pair_matches(mine: Hello, theirs: Hello) -> None:
     assert mismatch(mine, theirs) is None
 
 
@@ -116,7 +116,7 @@ def test_pair_matches(mine: PeerFacts, theirs: PeerFacts) -> None:
     ],
 )
 def test_pair_is_refused_by_both_sides_with_both_values(
-    mine: PeerFacts, theirs: PeerFacts, label: str, words: str
+    mine: Hello, theirs: Hello, label: str, words: str
 ) -> None:
     found, back = mismatch(mine, theirs), mismatch(theirs, mine)
 

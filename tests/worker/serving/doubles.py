@@ -60,15 +60,8 @@ FACTS = EngineReady(
 def stats(free_blocks: int, num_transfers: int = 0, num_inputs: int = 0) -> EngineStats:
     """Statistics of an engine with that many free blocks and nothing else to say."""
     return EngineStats(
-        0,
-        0,
-        0,
-        0,
-        {"free": free_blocks},
-        free_blocks,
-        *([0] * 4),
-        [],
-        *([0] * 10),
+        blocks={"free": free_blocks},
+        free_blocks=free_blocks,
         num_transfers=num_transfers,
         num_inputs=num_inputs,
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from pdcluster_api.errors import EtcdUnreachableError
+from pdcluster_schema.ports import parse_address
 
 RESOLVE_SECONDS = 3.0
 
@@ -31,13 +32,7 @@ class ResolvedEndpoint:
     @property
     def host(self) -> str:
         """Its name, which a certificate has to have."""
-        return split(self.text)[0]
-
-
-def split(endpoint: str) -> tuple[str, int]:
-    """Host and port of an endpoint; an IPv6 address without its brackets."""
-    host, _, port = endpoint.rpartition(":")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+        return parse_address(self.text)[0]
 
 
 def is_refused(address: str, *, may_be_loopback: bool = False) -> bool:
@@ -67,7 +62,7 @@ async def resolve(endpoint: str, *, may_be_loopback: bool = False) -> ResolvedEn
 
     Raises EtcdUnreachableError where that is an address which no etcd of a user has.
     """
-    host, port = split(endpoint)
+    host, port = parse_address(endpoint)
     try:
         async with asyncio.timeout(RESOLVE_SECONDS):
             found = await asyncio.get_running_loop().getaddrinfo(

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pdcluster_api.plan.autoscale.base import bounds_of
-from pdcluster_api.plan.observed.state import Previous, ScalingDecision
+from pdcluster_api.plan.observed.state import Previous, ScalingDecision, mappings
 from pdcluster_api.plan.status.autoscaled import FIELD, recorded
 from pdcluster_schema import conditions as words
 from pdcluster_schema.faults import InvalidObjectError
@@ -76,8 +76,8 @@ def _rows(
 ) -> Iterator[tuple[str, ...]]:
     status, spec = _section(body, "status"), _spec(body)
     decided = recorded(status, str(_section(status, FIELD).get("mode"))) or {}
-    for role in _entries(status.get("roles")):
-        for pool in _entries(role.get("pools")):
+    for role in mappings(status.get("roles")):
+        for pool in mappings(role.get("pools")):
             key = (str(role.get("name")), str(pool.get("name")))
             numbers = (
                 decided.get(key),
@@ -124,11 +124,3 @@ def _spec(body: Mapping[str, Any]) -> PDClusterSpec | None:
 def _section(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = body.get(name)
     return found if isinstance(found, Mapping) else {}
-
-
-def _entries(value: object) -> list[Mapping[str, Any]]:
-    return (
-        [entry for entry in value if isinstance(entry, Mapping)]
-        if isinstance(value, Sequence)
-        else []
-    )

@@ -12,11 +12,12 @@ import pytest
 
 from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.certificates.authority import make_authority
-from pdcluster_api.discovery.addresses import ResolvedEndpoint, is_refused, resolve, split
+from pdcluster_api.discovery.addresses import ResolvedEndpoint, is_refused, resolve
 from pdcluster_api.discovery.commands import read_registered
 from pdcluster_api.discovery.etcd import EtcdTLS
 from pdcluster_api.errors import EtcdUnreachableError
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests, EtcdTarget
+from pdcluster_schema.ports import parse_address
 from tests.ports import free_port
 from tests.system.etcd_server import EtcdServer
 
@@ -54,11 +55,6 @@ def test_an_address_of_a_network_is_taken(address: str) -> None:
     assert not is_refused(address)
 
 
-def test_an_endpoint_is_split_at_its_port() -> None:
-    assert split("[fd00::1]:2379") == ("fd00::1", 2379)
-    assert split("etcd.infra.svc:2379") == ("etcd.infra.svc", 2379)
-
-
 @pytest.mark.parametrize("endpoint", [*NUMBERS, "localhost:80", "[::1]:80", "127.0.0.1:80"])
 async def test_what_a_name_leads_to_is_judged_however_it_is_written(endpoint: str) -> None:
     with pytest.raises(EtcdUnreachableError) as refused:
@@ -89,7 +85,7 @@ async def test_an_etcd_by_its_name_is_read_over_the_judged_address(tmp_path: Pat
     etcd = EtcdServer(tmp_path)
     etcd.start()
     try:
-        port = split(etcd.endpoint)[1]
+        port = parse_address(etcd.endpoint)[1]
         asked = EtcdTarget(Key("default", "chat"), (f"localhost:{port}",), is_external=True)
         requests = EtcdRequests(None, may_be_loopback=True)
         assert (await requests.registered(asked)).records == {}

@@ -1,10 +1,10 @@
 """The engine file, immutable for a revision, and the worker's identity."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -152,7 +152,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 def load_worker_config(path: Path) -> WorkerConfig:
     """Raises ConfigError.  With an IPv6 POD_IP, "all addresses" are those of both families."""
-    config = converted(path, _without_retired(document_of(path)), WorkerConfig)
+    config = converted(path, document_of(path), WorkerConfig)
     _check_divisible(path, config.engine)
     if config.listen.host == ALL_OF_IPV4 and ":" in os.environ.get("POD_IP", ""):
         return msgspec.structs.replace(
@@ -169,26 +169,6 @@ def _check_divisible(path: Path, engine: EngineConfig) -> None:
             f"{path}: engine.numBlocks ({num_blocks}) must be at least dataParallelSize ({size}), "
             "whose engines share them: raise it"
         )
-
-
-# retired fields with their only value, by section: older engine files still have them
-_RETIRED: Mapping[str, Mapping[str, Any]] = {
-    "": {"tensorParallel": 1},
-    "engine": {"kvCacheDtype": "auto"},
-}
-
-
-def _without_retired(document: Any) -> Any:
-    """Remove retired fields with their only value; other values stay and are refused."""
-    if not isinstance(document, dict):
-        return document
-    kept = {name: value for name, value in document.items() if _RETIRED[""].get(name) != value}
-    engine = kept.get("engine")
-    if isinstance(engine, dict):
-        kept["engine"] = {
-            name: value for name, value in engine.items() if _RETIRED["engine"].get(name) != value
-        }
-    return kept
 
 
 Kind = Literal["cpu", "cuda"]

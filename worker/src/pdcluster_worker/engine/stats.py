@@ -12,7 +12,7 @@ from pdcluster_worker.engine.receiving import Receiver
 from pdcluster_worker.engine.request import Batch, EngineRequest, Finish
 from pdcluster_worker.engine.scheduler.base import GrammarQueue, Scheduler
 from pdcluster_worker.engine.sending import Sender
-from pdcluster_worker.messages.engine import EngineOutput, EngineStats
+from pdcluster_worker.messages.engine import EngineOutput, EngineStats, EngineTotals
 from pdcluster_worker.messages.requests import Token
 
 STATS_INTERVAL_SECONDS = 0.1
@@ -65,29 +65,8 @@ class StepTimes:
     phases: StepSeconds
 
 
-class Counters(msgspec.Struct):
-    """Totals since the engine started, as in `messages.engine.EngineStats`; steps and batches since
-    the last report.
-    """
-
-    num_steps: int = 0
-    busy_seconds: float = 0.0
-    overhead_seconds: float = 0.0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    inputs_seconds: float = 0.0
-    forward_seconds: float = 0.0
-    sample_seconds: float = 0.0
-    prompt_tokens: int = 0
-    prefill_tokens: int = 0
-    generation_tokens: int = 0
-    prefix_query_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    num_inputs: int = 0
-    drafted: list[int] = []
-    accepted: list[int] = []
-    steps: list[tuple[str, float]] = []
-    batches: list[tuple[int, int, int, int]] = []
+class Counters(EngineTotals):
+    """Steps and batches begin again with each report."""
 
     def count_drafts(self, num_drafts: int, num_accepted: int) -> None:
         """By position among the drafts of one request in a step."""

@@ -226,50 +226,55 @@ class BlockEvents(msgspec.Struct, frozen=True, tag=True):
     is_cleared: bool = False  # all earlier events are void
 
 
-_USED_STATES = ("in_use", "receiving", "quarantined")
+class EngineTotals(msgspec.Struct):
+    """Counters since the engine started."""
 
-
-class EngineStats(msgspec.Struct, frozen=True, tag=True):
-    """Gauges as of now and counters since the engine started; sent while it works (at most every
-    0.1 s) and once when it goes idle.
-    """
-
-    num_running: int
-    num_waiting: int
-    waiting_tokens: int  # tokens still to be computed of requests that wait for prefill
-    num_receiving: int
-    blocks: dict[str, int]  # by state: free, cached, in_use, receiving, quarantined
-    free_blocks: int  # what an allocation could take now; 0 where vLLM runs all that it may
-    fences_overdue: int
-    busy_seconds: float
-    overhead_seconds: float  # part of busy_seconds outside the model
-    num_steps: int
-    # (kind, seconds) of each step since the last report; kind: prefill, decode, mixed
-    steps: list[tuple[str, float]]
-    prompt_tokens: int
-    prefill_tokens: int
-    generation_tokens: int
-    prefill_seconds: float
-    decode_seconds: float
-    prefix_query_tokens: int
-    prefix_hit_tokens: int
-    preemptions: int
-    bytes_sent: int
-    bytes_received: int
-    num_transfers: int  # either way: not yet acknowledged, ended or fenced
-    # messages taken since the start: what was sent after that many is not in this report
-    num_inputs: int
+    num_steps: int = 0
+    busy_seconds: float = 0.0
+    overhead_seconds: float = 0.0  # part of busy_seconds outside the model
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
     inputs_seconds: float = 0.0  # parts of busy_seconds inside the model: making its inputs,
     forward_seconds: float = 0.0  # the forward pass,
     sample_seconds: float = 0.0  # and sampling
-    failed_rows: dict[str, int] = {}  # items of batches that failed, by reason
-    evictions: int = 0  # cached blocks that were taken for other tokens
-    # Of each of `steps`: requests; tokens prefilled, decoded, recomputed.
-    batches: list[tuple[int, int, int, int]] = []
+    prompt_tokens: int = 0
+    prefill_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    # messages taken since the start: what was sent after that many is not in this report
+    num_inputs: int = 0
     # Drafts that were verified, and those of them that were right, by position among a request's in
     # one step.
     drafted: list[int] = []
     accepted: list[int] = []
+    # (kind, seconds) of each step since the last report; kind: prefill, decode, mixed
+    steps: list[tuple[str, float]] = []
+    # Of each of `steps`: requests; tokens prefilled, decoded, recomputed.
+    batches: list[tuple[int, int, int, int]] = []
+
+
+_USED_STATES = ("in_use", "receiving", "quarantined")
+
+
+class EngineStats(EngineTotals, tag=True, kw_only=True):
+    """Gauges as of now and counters since the engine started; sent while it works (at most every
+    0.1 s) and once when it goes idle.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    waiting_tokens: int = 0  # tokens still to be computed of requests that wait for prefill
+    num_receiving: int = 0
+    blocks: dict[str, int]  # by state: free, cached, in_use, receiving, quarantined
+    free_blocks: int  # what an allocation could take now; 0 where vLLM runs all that it may
+    fences_overdue: int = 0
+    preemptions: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    num_transfers: int = 0  # either way: not yet acknowledged, ended or fenced
+    failed_rows: dict[str, int] = {}  # items of batches that failed, by reason
+    evictions: int = 0  # cached blocks that were taken for other tokens
     # Of constraints, since the last report: (kind, requests), those whose grammar was known, and
     # (outcome, seconds) of each compile.
     constraint_requests: list[tuple[str, int]] = []

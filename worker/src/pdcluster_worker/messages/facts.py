@@ -1,6 +1,4 @@
-"""Facts of a worker: its device, its KV geometry, and those that a pair of workers compares."""
-
-from dataclasses import dataclass
+"""Facts of a worker: its device and its KV geometry."""
 
 import msgspec
 
@@ -33,16 +31,3 @@ class DeviceFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     engine_note: str = ""  # what a user must know of a stock engine's version
-
-
-@dataclass(frozen=True, slots=True)
-class PeerFacts:
-    """Facts of one worker in the handshake."""
-
-    geometry: KVGeometry  # of all its ranks together
-    weights: str  # a fingerprint
-    revision: str
-    tensor_parallel_size: int = 1
-    operations: str = ""  # as "cpu amx", where engine.batchInvariant promises equal bits
-    model: str = ""
-    has_engine: bool = True

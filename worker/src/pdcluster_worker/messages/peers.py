@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pdcluster_schema.sections import ENGINELESS
 from pdcluster_worker.messages.engine import PrefillDone
-from pdcluster_worker.messages.facts import KVGeometry, PeerFacts
+from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.messages.requests import RequestSpec, Token, TransferTarget
 
 Name = Annotated[str, Meta(min_length=1)]
@@ -97,7 +97,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Handshake of one worker; `facts` is what a pair compares."""
+    """Handshake of one worker."""
 
     engine_id: Name
     role: str
@@ -105,7 +105,7 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     weights: str  # fingerprint
     revision: str
     tensor_parallel_size: Annotated[int, Meta(ge=1)] = 1
-    operations: str = ""  # as in `PeerFacts`
+    operations: str = ""  # as "cpu amx", where engine.batchInvariant promises equal bits
     model: str = ""
     max_model_len: Count = 0  # 0 without an engine
     vocab_size: Count = 0
@@ -113,13 +113,8 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     restarts_grammar: bool = False  # as in `EngineReady`
 
     @property
-    def facts(self) -> PeerFacts:
-        return PeerFacts(
-            *(self.geometry, self.weights, self.revision, self.tensor_parallel_size),
-            operations=self.operations,
-            model=self.model,
-            has_engine=self.role not in ENGINELESS,
-        )
+    def has_engine(self) -> bool:
+        return self.role not in ENGINELESS
 
 
 class PrefillCall(msgspec.Struct, frozen=True):

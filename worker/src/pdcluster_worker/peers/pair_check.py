@@ -4,7 +4,7 @@ import logging
 
 import msgspec
 
-from pdcluster_worker.messages.facts import KVGeometry, PeerFacts
+from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.messages.peers import Hello
 from pdcluster_worker.metrics import Metrics
 
@@ -14,7 +14,7 @@ _REMEMBERED = 1024
 """Engine ids; far above the workers of a cell, so that only restarted ones are ever forgotten."""
 
 
-def mismatch(mine: PeerFacts, theirs: PeerFacts) -> tuple[str, str] | None:
+def mismatch(mine: Hello, theirs: Hello) -> tuple[str, str] | None:
     """The first difference: the label of pdcluster_peer_refused_total, and the reason with both
     values and the fix; None = they match.
     """
@@ -84,7 +84,7 @@ class Refusals:
         """Returns the reason of a refusal, or None."""
         if theirs.engine_id in self._reasons:
             return self._reasons[theirs.engine_id]
-        found = mismatch(mine.facts, theirs.facts)
+        found = mismatch(mine, theirs)
         if found is None:
             return None
         label, reason = found

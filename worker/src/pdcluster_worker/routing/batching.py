@@ -98,9 +98,9 @@ class QueueKey(NamedTuple):
 class Batching:
     """batch_tokens: of one step of its engines; 0 = unknown."""
 
-    def __init__(self, policy: PrefillQueueSpec, batch_tokens: int = 0) -> None:
+    def __init__(self, policy: PrefillQueueSpec) -> None:
         self.policy = policy
-        self.batch_tokens = batch_tokens
+        self.batch_tokens = 0
         self._last_arrival = -inf
         self._mean_gap = inf
 

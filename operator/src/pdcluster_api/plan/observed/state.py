@@ -254,7 +254,7 @@ class Previous:
         return next((entry for entry in self.conditions() if entry.get("type") == kind), {})
 
     def conditions(self) -> Sequence[Mapping[str, Any]]:
-        return _mappings(self._status.get("conditions"))
+        return mappings(self._status.get("conditions"))
 
     def reason(self, kind: str) -> str | None:
         return self.condition(kind).get("reason")
@@ -266,8 +266,8 @@ class Previous:
         """(gpu, desired workers) by role and pool, in their order."""
         return {
             (role["name"], pool["name"]): (str(pool.get("gpu", "")), pool["desired"])
-            for role in _mappings(self._status.get("roles"))
-            for pool in _mappings(role.get("pools"))
+            for role in mappings(self._status.get("roles"))
+            for pool in mappings(role.get("pools"))
             if "name" in role and "name" in pool and isinstance(pool.get("desired"), int)
         }
 
@@ -277,7 +277,7 @@ class Previous:
 
     def kept(self) -> Mapping[str, int]:
         """Size of each workload that stays until others take its place, by its name."""
-        entries = _mappings(self._status.get("kept"))
+        entries = mappings(self._status.get("kept"))
         return {
             str(entry["name"]): entry["replicas"]
             for entry in entries
@@ -285,7 +285,7 @@ class Previous:
         }
 
 
-def _mappings(value: object) -> Sequence[Mapping[str, Any]]:
+def mappings(value: object) -> Sequence[Mapping[str, Any]]:
     return (
         [entry for entry in value if isinstance(entry, Mapping)]
         if isinstance(value, Sequence)

@@ -37,7 +37,6 @@ _REASONS = {
     "not_used": words.TRANSFER_NOT_USED,
     "tokens_differ": words.TOKENS_DIFFER,
 }
-FAULTS = tuple(_REASONS)  # Faults as workers call them
 
 _VERIFICATION = TypeAdapter(PairVerification)
 # Fields of a verification, by their names in the status

@@ -172,14 +172,9 @@ class Move:
     target: str
 
 
-def pull(
-    queue: VirtualQueue,
-    num_running: int,
-    waiting: Sequence[int],
-    max_batch_size: int = MAX_BATCH_SIZE,
-) -> list[int]:
+def pull(queue: VirtualQueue, num_running: int, waiting: Sequence[int]) -> list[int]:
     """waiting: per group, requests not on the engine; an unloaded model blocks the rest."""
-    free_slots = max(0, max_batch_size - num_running)
+    free_slots = max(0, MAX_BATCH_SIZE - num_running)
     taken = []
     for group, count in zip(queue.groups, waiting, strict=True):
         if group.key.model != queue.model:

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -81,10 +81,9 @@ class _PendingFirstToken:
 class AdmissionControl:
     """One per decode worker."""
 
-    def __init__(self, worker: WorkerContext, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, worker: WorkerContext) -> None:
         self._worker = worker
-        self._clock = clock
-        self._meter = Meter(clock)
+        self._meter = Meter(time.monotonic)
         self._averages = Averages()
         self._pending: dict[_PendingFirstToken, None] = {}  # by arrival
         # estimates for a request of normal priority that came now; NaN while nothing is known
@@ -231,7 +230,7 @@ class AdmissionControl:
         """
         policy, tier = self._worker.policy, tier_of(spec.priority)
         if tier != "low" or spec.output:
-            return AdmittedRequest(spec, prefill, since=self._clock())
+            return AdmittedRequest(spec, prefill, since=time.monotonic())
         loss = load_shedding.degradation(
             policy, tier, load_shedding.pressure(self._estimate(spec), slo_of(spec, policy.slo))
         )
@@ -250,10 +249,10 @@ class AdmissionControl:
             if len(spec.prompt) >= length_threshold(policy.offload, self._worker.gpu):
                 lost.append("prefill=local")
         self._count_lost(lost, tier)
-        return AdmittedRequest(spec, prefill, since=self._clock(), lost=tuple(lost))
+        return AdmittedRequest(spec, prefill, since=time.monotonic(), lost=tuple(lost))
 
     def demoted(self, admitted: AdmittedRequest) -> AdmittedRequest:
-        spec = aged(admitted.spec, self._clock() - admitted.since)
+        spec = aged(admitted.spec, time.monotonic() - admitted.since)
         spec = replace(spec, request_id=spec.request_id + _DEMOTED, priority=PRIORITIES["low"])
         self._count_lost(["priority=low"], admitted.tier)
         low = self.degraded(spec, admitted.prefill)

@@ -30,10 +30,9 @@ class Ingress:
         local: DecodeDispatcher,
         decodes: Callable[[], list[Peer]],
         pod: str = LOCAL,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._worker = worker
-        self._clock = clock
+        self._clock = time.monotonic
         self._local = local
         self._router = DecodeRouter(worker, local, decodes, pod)
         self._hedge_policy = HedgePolicy(worker, local, decodes)
