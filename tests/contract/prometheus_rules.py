@@ -1,4 +1,4 @@
-"""Which alerts of the chart a real Prometheus raises over a few series: `promtool test rules`."""
+"""Alerts of the chart that a real Prometheus raises over a few series: `promtool test rules`."""
 
 import json
 import re

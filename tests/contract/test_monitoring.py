@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
+from pdcluster_api.apiserver.connection import ApiMetrics
 from pdcluster_operator.reconcile.metrics import SHOWN, AutoscaleMetrics, ControllerMetrics
 from pdcluster_operator.scrape.scraper import ScrapeMetrics
 from pdcluster_schema import conditions
@@ -19,7 +20,7 @@ from pdcluster_worker.messages.peers import Hello
 from pdcluster_worker.messages.requests import FinishReason
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.pair_check import mismatch
-from tests.chart.helm_chart import RELEASE, Manifest, named, of_kind, only, render
+from tests.chart.helm_chart import CHART, RELEASE, Manifest, named, of_kind, only, render
 from tests.operator.pdcluster_api.manifests.rendering import matches, pod_of, shared_of
 
 EVERYTHING = {
@@ -80,9 +81,10 @@ def operator_series() -> dict[str, set[str]]:
 def all_series() -> dict[str, set[str]]:
     """Every series with all its labels, those that the PodMonitors put on it too."""
     of_workers = {name: labels | OF_WORKERS for name, labels in worker_series().items()}
+    of_prometheus = {"ALERTS": {"alertname", "alertstate"}}
     return {
         name: labels | SCOPE | {"le"}
-        for name, labels in {**of_workers, **operator_series()}.items()
+        for name, labels in {**of_workers, **operator_series(), **of_prometheus}.items()
     }
 
 
@@ -107,16 +109,34 @@ def dashboard() -> dict[str, Any]:
     return content
 
 
+OF_THE_OPERATOR = "Operator, of all PDClusters"
+"""Title of the row that is about no PDCluster."""
+
+
+def rows() -> dict[str, list[dict[str, Any]]]:
+    """Panels of each row; those of a collapsed one are in it."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for panel in dashboard()["panels"]:
+        if panel["type"] == "row":
+            found[panel["title"]] = inside = list(panel["panels"])
+        else:
+            inside.append(panel)
+    return found
+
+
 def panels() -> list[dict[str, Any]]:
-    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+    """All but those of the operator itself."""
+    return [panel for row, inside in rows().items() if row != OF_THE_OPERATOR for panel in inside]
 
 
 def of_panels() -> list[str]:
-    """PromQL of the panels; Grafana's interval as Prometheus would get it."""
+    """PromQL of the panels and annotations; Grafana's intervals as Prometheus would get them."""
     return [
-        target["expr"].replace("$__rate_interval", "1m")
-        for panel in panels()
-        for target in panel["targets"]
+        each["expr"].replace("$__rate_interval", "1m").replace("$__range", "1h")
+        for each in [
+            *(target for panel in panels() for target in panel["targets"]),
+            *dashboard()["annotations"]["list"],
+        ]
     ]
 
 
@@ -154,6 +174,36 @@ def test_every_grouping_is_by_a_label_that_is_there() -> None:
         have = set.union(*(known[selector.name] for selector in selectors(expression)))
         for group in re.findall(r"(?:by|on) \(([^)]*)\)", expression):
             assert set(group.split(", ")) <= have, expression
+
+
+def test_panels_about_the_operator_show_every_metric_of_its_own() -> None:
+    registry = CollectorRegistry()
+    ControllerMetrics(registry)
+    ScrapeMetrics(registry, lambda: (), lambda: 0.0)
+    ApiMetrics(registry)
+    own = {
+        family.name
+        for family in registry.collect()
+        if not any(name.startswith(family.name) for name in operator_series())
+    }
+    shown = {
+        selector.name
+        for panel in rows()[OF_THE_OPERATOR]
+        for target in panel["targets"]
+        for selector in selectors(target["expr"].replace("$__rate_interval", "1m"))
+    }
+
+    assert {name for name in own if not any(each.startswith(name) for each in shown)} == set()
+    assert {each for each in shown if not any(each.startswith(name) for name in own)} == set()
+
+
+def test_first_screen_is_an_overview_and_the_rest_is_collapsed() -> None:
+    found = [panel for panel in dashboard()["panels"] if panel["type"] == "row"]
+    overview = rows()["Overview"]
+
+    assert [row["title"] for row in found if not row["collapsed"]] == ["Overview"]
+    assert {panel["type"] for panel in overview} == {"stat"}
+    assert max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in overview) <= 9
 
 
 def test_alerts_about_the_operator_ask_for_its_metrics_and_say_what_to_do() -> None:
@@ -293,6 +343,27 @@ def test_alerts_say_what_is_wrong_where_and_what_to_do() -> None:
         assert min(len(rule["annotations"][part]) for part in ("description", "runbook")) > 40
 
 
+def test_every_alert_leads_to_its_own_part_of_the_troubleshooting_page() -> None:
+    page = (CHART.parents[1] / "docs" / "troubleshooting.md").read_text()
+    found = [*rules(), *operator_rules()]
+
+    assert re.findall(r"^### (PDCluster\w+)$", page, re.MULTILINE) == [
+        rule["alert"] for rule in found
+    ]
+    assert [rule["annotations"]["runbook_url"] for rule in found] == [
+        f"docs/troubleshooting.md#{rule['alert'].lower()}" for rule in found
+    ]
+
+
+def test_address_of_the_documentation_goes_before_the_links_of_alerts() -> None:
+    monitoring = {**EVERYTHING["monitoring"], "docsUrl": "https://docs.example.com/pd/"}
+    made = only(render({"monitoring": monitoring}), "PrometheusRule")["spec"]["groups"]
+
+    assert made[0]["rules"][1]["annotations"]["runbook_url"] == (
+        "https://docs.example.com/pd/troubleshooting/#pdclusternorouter"
+    )
+
+
 def test_labels_in_alert_texts_are_in_their_results() -> None:
     for rule in rules():
         for label in re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())):
@@ -334,20 +405,20 @@ def test_workers_are_scraped_in_the_namespaces_that_the_operator_looks_after(
 
 
 def test_dashboard_fits_grafanas_grid() -> None:
-    content = dashboard()
-    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in content["panels"]]
-    rows = [panel["gridPos"]["y"] for panel in content["panels"] if panel["type"] == "row"]
+    shown = dashboard()["panels"]
+    collapsed = [row for row in shown if row["type"] == "row" and row["collapsed"]]
+    every = [*shown, *(panel for row in collapsed for panel in row["panels"])]
 
-    assert len(set(places)) == len(places)
-    assert places == sorted(places, key=lambda place: (place[1], place[0]))
-    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in content["panels"])
-    assert not any(
-        panel["gridPos"]["y"] < row < panel["gridPos"]["y"] + panel["gridPos"]["h"]
-        for panel in panels()
-        for row in rows
+    for together in (shown, *(row["panels"] for row in collapsed)):
+        places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in together]
+        assert len(set(places)) == len(places)
+        assert places == sorted(places, key=lambda place: (place[1], place[0]))
+    assert all(
+        panel["gridPos"]["y"] > row["gridPos"]["y"] for row in collapsed for panel in row["panels"]
     )
-    assert len({panel["id"] for panel in content["panels"]}) == len(content["panels"])
-    assert len({panel["title"] for panel in content["panels"]}) == len(content["panels"])
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in every)
+    assert len({panel["id"] for panel in every}) == len(every)
+    assert len({panel["title"] for panel in every}) == len(every)
 
 
 def test_dashboard_legends_name_labels_that_the_expression_keeps() -> None:
