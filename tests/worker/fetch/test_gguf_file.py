@@ -124,6 +124,18 @@ def test_a_tensor_that_the_model_has_and_the_file_has_not_is_named(
     )
 
 
+def test_a_model_that_is_taken_for_another_by_its_name_is_refused(
+    tiny: Path, tmp_path: Path
+) -> None:
+    file = make_gguf(shutil.copytree(tiny, tmp_path / "mistral"), tmp_path / "tiny.gguf")
+    (tmp_path / "made").mkdir()
+
+    assert refusal(file, tmp_path / "made") == (
+        "tiny.gguf is not converted: transformers takes it for mistral, with other settings: give "
+        "the model's original folder or its name on the hub"
+    )
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

@@ -108,6 +108,11 @@ def _save(gguf: Path, folder: Path, head_dim: int | None, *, bar: bool) -> None:
     source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
     config = AutoConfig.from_pretrained(**source)
+    if config.model_type not in ARCHITECTURES:  # by its name, and with windows that it has not
+        raise FetchError(
+            f"{gguf.name} is not converted: transformers takes it for {config.model_type}, with "
+            f"other settings: {OTHER_SOURCE}"
+        )
     if head_dim is not None:
         config.head_dim = head_dim
     model, found = AutoModelForCausalLM.from_pretrained(
