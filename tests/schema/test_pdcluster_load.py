@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from pdcluster_schema.faults import InvalidObjectError
-from pdcluster_schema.load import load, parse, parse_applied, parse_stored
+from pdcluster_schema.load import load, load_applied, parse, parse_applied, parse_stored
+from pdcluster_schema.pdcluster import PDCluster
 from tests.schema.object_cases import vllm
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
@@ -38,8 +39,8 @@ def test_load_finds_the_cluster_among_other_objects(
         ("kind: Pod", "must hold one object of kind PDCluster, not Pod"),
         ("- 1", "must hold one object of kind PDCluster, not no object"),
         (
-            "kind: PDCluster\n---\nkind: PDCluster",
-            "must hold one object of kind PDCluster, not PDCluster, PDCluster",
+            "kind: PDCluster\n---\nkind: Pod\n---\nkind: PDCluster",
+            "holds 2 objects of kind PDCluster, which begin in lines 1, 5; write each in a file",
         ),
         ("a: [", "not YAML in line 1: "),
         ("a: 1\nb: 2\na: 3", "not YAML in line 3: 'a' is given twice; correct that line"),
@@ -60,6 +61,56 @@ def test_load_refuses_what_is_no_cluster(text: str, message: str, tmp_path: Path
         load(path)
 
     assert str(refused.value).startswith(message)
+
+
+WRONG = """\
+kind: Namespace
+---
+apiVersion: pdcluster.io/v1alpha1
+kind: PDCluster
+metadata:
+  name: chat
+  labels:
+    a.b/c: {d: 1}
+spec:
+  model: {name: tiny, path: /m, none: 1}
+  engine: &engine
+    threads: two
+  roles:
+    prefill:
+      engine: *engine
+      pools:
+      - {name: cpu, replicas: -1}
+    decode:
+      engine: *engine
+      pools:
+        - name: cpu
+          replicas: 1
+        -
+          name: cpu2
+          replica: 1
+"""
+
+
+@pytest.mark.parametrize("read", [load, load_applied])
+def test_faults_name_the_line_of_their_field(
+    read: Callable[[Path], PDCluster], tmp_path: Path
+) -> None:
+    (tmp_path / "cluster.yaml").write_text(WRONG)
+    with pytest.raises(InvalidObjectError) as refused:
+        read(tmp_path / "cluster.yaml")
+
+    lines = {fault.path: fault.line for fault in refused.value.faults}
+    assert lines == {
+        "metadata.labels.a.b/c": 8,
+        "spec.model.none": 10,
+        "spec.engine.threads": 12,
+        "spec.roles.prefill.engine.threads": 12,
+        "spec.roles.prefill.pools[0].replicas": 17,
+        "spec.roles.decode.engine.threads": 12,
+        "spec.roles.decode.pools[1].replicas": 24,
+        "spec.roles.decode.pools[1].replica": 25,
+    }
 
 
 def test_load_refuses_a_file_that_cannot_be_read(tmp_path: Path) -> None:

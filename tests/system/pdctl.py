@@ -17,9 +17,9 @@ from tests.system.waiting import wait_for
 START_SECONDS = 120.0
 
 
-def pdctl(*arguments: str) -> Result:
+def pdctl(*arguments: str, stdin: str = "") -> Result:
     """Run a command; its output and exit code are in the result."""
-    return CliRunner().invoke(app, arguments)
+    return CliRunner().invoke(app, arguments, input=stdin)
 
 
 @contextmanager

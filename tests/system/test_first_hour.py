@@ -20,7 +20,8 @@ ELSEWHERE = ("make run", "pdctl up FOLDER")  # the fixture here; test_up_model.p
 SHOWN = {  # block, by how it begins: words that its output has
     "curl": ("x-pdcluster-prefill: remote", "The capital of France is Paris."),
     "from openai": ("",),
-    "pdctl status": ("chat", "prefill", "decode", "pdcluster_"),
+    "echo": ("Paris",),
+    "pdctl status": ("chat", "prefill", "decode", "chat-decode-cpu-0  | ", "pdcluster_"),
     "pdctl bench serve": ("Serving Benchmark Result", "TTFT"),
     "pdctl validate": ("chat is valid",),
     "pdctl autoscale replay": ("replay",),

@@ -3,6 +3,7 @@ with a key, and a GGUF file.
 """
 
 import os
+import re
 from pathlib import Path
 
 import httpx
@@ -23,6 +24,7 @@ def test_a_folder_is_served_to_clients_with_the_key(tmp_path: Path) -> None:
         environment={**os.environ, "PDCLUSTER_API_KEY": "sesame"},
     ) as address:
         _ask_with_and_without_the_key(address, tmp_path / "state")
+        _chat_with_its_own_key_and_end_it(tmp_path / "state")
     (run,) = runs(tmp_path / "state", "smollm2-135m-instruct")
     assert not (run.path / "api-keys").exists()
 
@@ -85,3 +87,15 @@ def _ask_with_and_without_the_key(address: str, state: Path) -> None:
         f"error: {name} runs here already: process {run.pid}, port {port}; end that one first, or "
         "give this one another metadata.name, a MODEL by --name\n",
     )
+
+
+def _chat_with_its_own_key_and_end_it(state: Path) -> None:
+    where = ("--state-dir", str(state))
+    chat = pdctl("chat", *where, "--temperature", "0", stdin="What is the capital of France?\n")
+
+    assert chat.exit_code == 0, chat.output
+    assert "Paris" in chat.stdout
+    assert re.search(r"ms to the first token, .* tokens/s, prefill local \(\w+, \d+ ", chat.stderr)
+    down = pdctl("down", *where)
+    assert down.exit_code == 0, down.output
+    assert "smollm2-135m-instruct has ended: process " in down.output

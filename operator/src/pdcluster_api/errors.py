@@ -10,6 +10,8 @@ OperatorError
                           user's input, 1 = the rest)
 """
 
+import os
+import socket
 from collections.abc import Sequence
 
 from pdcluster_schema.faults import Fault
@@ -50,3 +52,19 @@ class StartError(OperatorError):
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def no_answer(error: Exception) -> str:
+    """The reason why a server did not answer, without the words of the HTTP client for itself.
+
+    >>> no_answer(ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)"))
+    'Connection refused'
+    """
+    cause = getattr(error, "os_error", error)  # of aiohttp's errors, which this module is free of
+    if isinstance(cause, TimeoutError):
+        return "no answer in time"
+    if isinstance(cause, socket.gaierror):
+        return "no such host"
+    if isinstance(cause, OSError) and cause.errno:
+        return os.strerror(cause.errno)
+    return str(cause) or type(cause).__name__

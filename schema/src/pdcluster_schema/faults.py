@@ -19,11 +19,13 @@ class Fault:
     path:   where, as in `spec.roles.decode.pools[0].replicas`; empty for the document as a whole
     reason: what is wrong, with the value that was found
     fix:    what to write instead
+    line:   of the file that it was read from, from 1; None = not known
     """
 
     path: str
     reason: str
     fix: str
+    line: int | None = None
 
     def __str__(self) -> str:
         return (

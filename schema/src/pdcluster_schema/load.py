@@ -6,7 +6,8 @@ server returns it is accepted too: what the server owns is left out.
 
 import sys
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +43,25 @@ def load(path: Path) -> PDCluster:
     """Read the one PDCluster of a YAML file; `-` is stdin.  Raises InvalidObjectError with every
     fault.
     """
-    return parse(_document(path))
+    return _read(path, parse)
 
 
 def load_applied(path: Path) -> PDCluster:
     """As `load`, for a file that Kubernetes is to run; see `parse_applied`."""
-    return parse_applied(_document(path))
+    return _read(path, parse_applied)
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _read(path: Path, parse: Callable[[dict[str, Any]], PDCluster]) -> PDCluster:
+    """Faults get the lines of their fields."""
+    node, document = _document(path)
+    try:
+        return parse(document)
+    except InvalidObjectError as e:
+        faults = [replace(fault, line=line_of(node, fault.path)) for fault in e.faults]
+        raise InvalidObjectError(faults) from e
+
+
+def _document(path: Path) -> tuple[yaml.Node, dict[str, Any]]:
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text()
     except (OSError, UnicodeDecodeError) as e:
@@ -162,38 +173,71 @@ def _without(value: Any, locations: Iterable[Location]) -> Any:
     return value
 
 
-def _find(text: str) -> dict[str, Any]:
+def _find(text: str) -> tuple[yaml.Node, dict[str, Any]]:
     try:
-        documents = [
-            document for document in yaml.load_all(text, _UniqueKeyLoader) if document is not None
-        ]
+        documents = [(node, found) for node, found in _documents(text) if found is not None]
     # not only YAMLError: ValueError of a date that is none, RecursionError, KeyError of a tagged
     # value
     except Exception as e:
         raise InvalidObjectError([_yaml_fault(e)]) from e
     clusters = [
-        document
-        for document in documents
-        if isinstance(document, dict) and document.get("kind") == KIND
+        (node, found)
+        for node, found in documents
+        if isinstance(found, dict) and found.get("kind") == KIND
     ]
-    if len(clusters) != 1:
-        found = (
-            ", ".join(
-                str(document.get("kind")) if isinstance(document, dict) else "no object"
-                for document in documents
-            )
-            or "nothing"
-        )
-        raise InvalidObjectError(
-            [
-                Fault(
-                    "",
-                    f"must hold one object of kind {KIND}, not {found}",
-                    f"write one with `kind: {KIND}`",
-                )
-            ]
-        )
+    if len(clusters) > 1:
+        lines = ", ".join(str(node.start_mark.line + 1) for node, _ in clusters)
+        reason = f"holds {len(clusters)} objects of kind {KIND}, which begin in lines {lines}"
+        raise InvalidObjectError([Fault("", reason, "write each in a file of its own")])
+    if not clusters:
+        kinds = [
+            str(found.get("kind")) if isinstance(found, dict) else "no object"
+            for _, found in documents
+        ]
+        reason = f"must hold one object of kind {KIND}, not {', '.join(kinds) or 'nothing'}"
+        raise InvalidObjectError([Fault("", reason, f"write one with `kind: {KIND}`")])
     return clusters[0]
+
+
+def _documents(text: str) -> Iterator[tuple[yaml.Node, Any]]:
+    loader = _UniqueKeyLoader(text)
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            assert node is not None, "checked"
+            yield node, loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def line_of(node: yaml.Node, path: str) -> int:
+    """Line, from 1, of a field, or of the innermost section of its path that is written.
+
+    >>> line_of(yaml.compose("a:\\n  b.c/d: [1,\\n    2]"), "a.b.c/d[1]")
+    3
+    """
+    line = node.start_mark.line + 1
+    while path:
+        step = _step(node, path)
+        if step is None:
+            return line
+        line, node, path = step
+    return line
+
+
+def _step(node: yaml.Node, path: str) -> tuple[int, yaml.Node, str] | None:
+    """Line and node of the first part of a path, and the rest of it; keys may have dots."""
+    if isinstance(node, yaml.SequenceNode):
+        index, _, rest = path.removeprefix("[").partition("]")
+        item = node.value[int(index)] if index.isdigit() and int(index) < len(node.value) else None
+        return item and (item.start_mark.line + 1, item, rest.removeprefix("."))
+    if not isinstance(node, yaml.MappingNode):
+        return None
+    for key, value in node.value:
+        rest = path.removeprefix(key.value)
+        if rest != path and rest[:1] in ("", ".", "["):
+            return key.start_mark.line + 1, value, rest.removeprefix(".")
+    return None
 
 
 def _yaml_fault(error: Exception) -> Fault:
@@ -204,11 +248,8 @@ def _yaml_fault(error: Exception) -> Fault:
             f"not YAML: {error}",
             "look for a date, a number, a tag or a nesting that cannot be read",
         )
-    return Fault(
-        "",
-        f"not YAML in line {mark.line + 1}: {getattr(error, 'problem', None) or error}",
-        "correct that line",
-    )
+    problem = getattr(error, "problem", None) or error
+    return Fault("", f"not YAML in line {mark.line + 1}: {problem}", "correct that line")
 
 
 def _without_server_fields(document: dict[str, Any]) -> dict[str, Any]:

@@ -56,6 +56,7 @@ def files() -> dict[str, Any]:
         "spaced.yaml": {**CHAT, "metadata": {"name": "chat", "namespace": "home"}},
         "mixed.yaml": chat({"roles": mixed}),
         "wrong.yaml": wrong,
+        "two.yaml": yaml.safe_dump_all([CHAT, NEXT]),
         "why.yaml": {**scaled, **reported(scaled, seen)},
         "status.yaml": reported(*SCENES["autoscaled, short of capacity"])["status"],
         "trace.csv": TRACE,

@@ -374,4 +374,5 @@ def test_ctrl_c_leaves_what_has_come_without_a_traceback(
     status, error = finish(process)
 
     assert (status, "Traceback" in error) == (130, False)
+    assert error.endswith("stopped; start it again to go on with what has come\n")
     assert (target.parent / ".tiny.partial" / f"{WEIGHTS}.part").stat().st_size > 0

@@ -30,6 +30,7 @@ from pdcluster_api.apiserver.errors import (
     error_of,
 )
 from pdcluster_api.apiserver.kinds import POD, Body, Kind
+from pdcluster_api.errors import no_answer
 from pdcluster_schema.backoff import Backoff
 from pdcluster_schema.labels import FIELD_MANAGER
 from pdcluster_schema.quick_json import decoded, encoded, encoded_as_stored, encoded_as_yaml
@@ -289,7 +290,7 @@ def _encoded(request: ApiRequest) -> bytes | None:
 
 
 def _no_response(error: Exception) -> UnavailableError:
-    return UnavailableError(f"the API server does not answer ({type(error).__name__}: {error})")
+    return UnavailableError(f"the API server does not answer: {no_answer(error)}")
 
 
 def _object(content: bytes) -> Body:

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from pdcluster_api.errors import StartError
+from pdcluster_api.errors import StartError, no_answer
 from pdctl.bench.load import (
     REQUEST_LIMIT_SECONDS,
     Arrivals,
@@ -170,7 +170,7 @@ async def _first_model(session: aiohttp.ClientSession, base_url: str) -> str:
             return str((await response.json())["data"][0]["id"])
     except (aiohttp.ClientError, OSError) as e:
         fix = "start the server, or correct --base-url"
-        raise StartError(f"{url}: cannot be read: {e}; {fix}", exit_code=1) from e
+        raise StartError(f"{url}: does not answer: {no_answer(e)}; {fix}", exit_code=1) from e
     except (ValueError, LookupError, TypeError) as e:
         fix = "give the model with --model"
         raise StartError(f"{url}: names no model; {fix}", exit_code=1) from e

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from pdcluster_api.errors import IncompleteAnswerError
+from pdcluster_api.errors import IncompleteAnswerError, no_answer
 from pdctl.bench.load import BenchRequest, OnChunk, TokenUsage
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -43,7 +43,7 @@ class OpenAIServer:
         try:
             return await self._stream(self.body(request), on_chunk)
         except aiohttp.ClientError as e:
-            raise IncompleteAnswerError(f"connection failed: {e!r}") from e
+            raise IncompleteAnswerError(f"connection failed: {no_answer(e)}") from e
 
     def body(self, request: BenchRequest) -> dict[str, Any]:
         text = (
@@ -71,12 +71,12 @@ class OpenAIServer:
             if response.status != 200:
                 start = (await response.read())[:200]
                 raise IncompleteAnswerError(f"HTTP {response.status}: {start!r}")
-            async for data in _events(response.content):
+            async for data in server_sent_events(response.content):
                 if data == b"[DONE]":
                     is_done = True
                     continue
                 try:
-                    event = _event(data)
+                    event = completion_event(data)
                     if any(_shows_output(choice) for choice in event["choices"]):
                         on_chunk()
                     if usage := event.get("usage"):
@@ -92,7 +92,7 @@ class OpenAIServer:
         return counted
 
 
-def _event(data: bytes) -> dict[str, Any]:
+def completion_event(data: bytes) -> dict[str, Any]:
     """Raises IncompleteAnswerError for an error event, or one of another API."""
     try:
         event: dict[str, Any] = json.loads(data)
@@ -113,7 +113,7 @@ def _shows_output(choice: dict[str, Any]) -> bool:
     return bool(delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"))
 
 
-async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+async def server_sent_events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
     """Data of each server-sent event, however the bytes were split."""
     rest = b""
     async for piece in content.iter_any():

@@ -3,6 +3,7 @@
 Exit codes: 0 = done; 1 = something failed; 2 = invalid input (each fault on a line of stderr).
 """
 
+import inspect
 from typing import Annotated, Literal
 
 import typer
@@ -11,12 +12,16 @@ from pdcluster_schema.load import applied_fault
 from pdcluster_schema.revision import revision_of
 from pdctl import __version__
 from pdctl.cli.bench import app as bench
+from pdctl.cli.chat import chat_command
 from pdctl.cli.check import check_command
+from pdctl.cli.completion import Cluster, completion_command
+from pdctl.cli.down import down_command
+from pdctl.cli.logs import logs_command
 from pdctl.cli.options import Files, load_files, reported
 from pdctl.cli.plan import plan_command
 from pdctl.cli.render import render_command
 from pdctl.cli.replay import autoscale
-from pdctl.cli.status import find_directory, render_status
+from pdctl.cli.status import find_directory, render_status, watch_status
 from pdctl.cli.up import StateDir, init_command, up_command
 from pdctl.cli.verify import verify_command
 from pdctl.cli.why import why_command
@@ -56,22 +61,34 @@ app.command("check")(check_command)
 
 @app.command("status")
 def status_command(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME]", help="of the cluster; not needed when one runs", show_default=False
-        ),
-    ] = None,
+    name: Cluster = None,
+    *,
     output: Annotated[
         Literal["table", "json"],
         typer.Option("--output", "-o", help="json has every address, pid and file"),
     ] = "table",
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch",
+            "-w",
+            help="show each change until the cluster ends: a live table on a terminal, else a line "
+            "for each change",
+        ),
+    ] = False,
     state_dir: StateDir = None,
 ) -> None:
     """Show the workers of a cluster that runs on this machine."""
     with reported():
-        run, state = find_directory(state_dir or default_state_dir(), name)
-        typer.echo(render_status(state | run.read_transfers() | run.read_remarks(), output))
+        run, _ = find_directory(state_dir or default_state_dir(), name)
+        if watch:
+            watch_status(run, output)
+        typer.echo(render_status(run.read_all(), output))
+
+
+app.command("chat")(chat_command)
+app.command("logs")(logs_command)
+app.command("down")(down_command)
 
 
 @app.command("validate")
@@ -88,8 +105,22 @@ app.command("why")(why_command)
 app.command("verify")(verify_command)
 app.command("plan")(plan_command)
 app.command("render")(render_command)
+app.command("completion")(completion_command)
 app.add_typer(autoscale, name="autoscale")
 app.add_typer(bench, name="bench")
+
+
+def _rewrapped(group: typer.Typer) -> None:
+    """Give each command its docstring with whole paragraphs, for typer keeps a list's line ends."""
+    for each in group.registered_commands:
+        paragraphs = inspect.cleandoc((each.callback and each.callback.__doc__) or "").split("\n\n")
+        each.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    for below in group.registered_groups:
+        if below.typer_instance is not None:
+            _rewrapped(below.typer_instance)
+
+
+_rewrapped(app)
 
 
 def main() -> None:

@@ -60,7 +60,8 @@ def cannot_write(path: Path, error: OSError, fix: str = "give another path") -> 
 
 def refused(file: Path | str, faults: Iterable[Fault]) -> typer.Exit:
     for fault in faults:
-        typer.echo(f"error: {f'{file}: ' if file else ''}{fault}", err=True)
+        line = "" if fault.line is None else f"{fault.line}:"
+        typer.echo(f"error: {f'{file}:{line} ' if file else ''}{fault}", err=True)
     return typer.Exit(2)
 
 

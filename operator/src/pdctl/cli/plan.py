@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from pdcluster_api.apiserver.observe import Live, as_it_runs, observe
+from pdcluster_api.errors import StartError
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import load_applied, parse_stored
@@ -22,6 +23,7 @@ from pdctl.cli.options import (
     Kubeconfig,
     Namespace,
     load_file,
+    load_files,
     named_namespace,
     refused,
     reported,
@@ -172,7 +174,10 @@ def _number(workers: int | None) -> str:
 
 
 def plan_command(
-    file: Annotated[Path, required_file("the PDCluster that would be applied")],
+    file: Annotated[
+        list[Path],
+        required_file("a PDCluster that would be applied; may be given again; - = stdin"),
+    ],
     against: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="compare with this file instead of the cluster's object"),
@@ -185,20 +190,33 @@ def plan_command(
     """Say what applying a file would do, before it is applied: revision, accelerators, pools,
     what would be refused.
     """
-    with reported(file):
-        new = load_applied(file)
-    if against is None:
+    old = None if against is None else load_file(against)
+    if old is not None and len(file) > 1:
         with reported():
-            new, found = _against_cluster(new, KubeContext(kubeconfig, context, namespace))
+            raise StartError("--against compares with one file; give one -f", exit_code=2)
+    kube_context = KubeContext(kubeconfig, context, namespace)
+    files = list(load_files(file, load_applied))
+    ends = [_plan(each, new, old, kube_context) for each, new in files]
+    if faulty := [end for end in ends if end is not None]:
+        raise faulty[-1]
+
+
+def _plan(
+    file: Path, new: PDCluster, old: PDCluster | None, kube_context: KubeContext
+) -> typer.Exit | None:
+    """Print it; returns how the command ends where the API server would refuse it."""
+    if old is None:
+        with reported():
+            new, found = _against_cluster(new, kube_context)
     else:
-        old = load_file(against)
         if faults := identity_faults(old, new):
             raise refused(file, faults)
         found = preview(new, old, steady_state(old), _now())
     typer.echo(render_preview(new, found))
-    if found.refused:
-        typer.echo("The API server would refuse it, and nothing of this would happen:", err=True)
-        raise refused(file, found.refused)
+    if not found.refused:
+        return None
+    typer.echo("The API server would refuse it, and nothing of this would happen:", err=True)
+    return refused(file, found.refused)
 
 
 def _against_cluster(new: PDCluster, kube_context: KubeContext) -> tuple[PDCluster, Preview]:

@@ -1,17 +1,23 @@
 """`pdctl status`, and which cluster a command means: a local run or one in Kubernetes."""
 
 import json
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+import typer
 
 from pdcluster_api.errors import StartError
 from pdcluster_api.plan.observed.state import Previous
 from pdcluster_schema import conditions as words
 from pdctl.cli.live import KubeContext
 from pdctl.local.run_directory import RunDirectory, runs
+from pdctl.local.screen import make_screen
+from pdctl.local.watcher import rows_of
 
+_WATCH_SECONDS = 0.5
 _COLUMNS = ("name", "state", "http", "pid", "restarts", "log")
 
 
@@ -57,10 +63,32 @@ def render_status(state: dict[str, Any], output: Literal["table", "json"]) -> st
         f"{state['name']}  revision {state['revision']}  etcd "
         f"{','.join(state['etcd']['endpoints'])}"
     )
-    disaggregation = _disaggregation(state.get("disaggregation"))
-    remarks = state.get("remarks", ())
-    ready = _ready(state["workers"])
-    return "\n".join([head, *lines, ready, *disaggregation, *transfer_line(state), *remarks])
+    return "\n".join([head, *lines, _ready(state["workers"]), *_notes(state)])
+
+
+def watch_status(run: RunDirectory, output: Literal["table", "json"]) -> None:
+    """Show each change until the run has ended.  Raises StartError then (exit code 1)."""
+    shown: dict[str, Any] = {}
+    with make_screen(progress=output == "table") as screen:
+        while True:
+            is_alive, state = run.is_alive, run.read_all()
+            if state != shown and output == "json":
+                typer.echo(json.dumps(state))
+            elif state != shown:
+                screen.show(rows_of(state), _notes(state))
+            if not is_alive:
+                break
+            shown = state
+            time.sleep(_WATCH_SECONDS)
+    raise StartError(f"{run.name} has ended; its logs: pdctl logs {run.name}", exit_code=1)
+
+
+def _notes(state: Mapping[str, Any]) -> list[str]:
+    return [
+        *_disaggregation(state.get("disaggregation")),
+        *transfer_line(state),
+        *state.get("remarks", ()),
+    ]
 
 
 def transfer_line(status: Mapping[str, Any]) -> list[str]:

@@ -16,13 +16,12 @@ import aiohttp
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError, NotFoundError
 from pdcluster_api.apiserver.kinds import POD
-from pdcluster_api.errors import StartError
+from pdcluster_api.errors import StartError, no_answer
 from pdcluster_schema import labels
 from pdcluster_schema.ports import HTTP_PORT
 from pdctl.cli.live import KubeContext, with_client
-from pdctl.cli.status import find_directory
+from pdctl.cli.status import find_local_run
 from pdctl.cli.table import table
-from pdctl.local.run_directory import runs
 
 """HTTP port of every worker in a pod (docs/contracts.md)."""
 
@@ -67,7 +66,7 @@ async def _of_address(
                 return WorkerTraces(name, problem=f"{response.status}: {_message(body)}")
             return WorkerTraces(name, _traces(body))
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
-        return WorkerTraces(name, problem=f"does not answer ({type(e).__name__}: {e})")
+        return WorkerTraces(name, problem=f"does not answer: {no_answer(e)}")
 
 
 def traces_in_cluster(kube_context: KubeContext, name: str, request_id: str) -> list[WorkerTraces]:
@@ -199,8 +198,9 @@ def render_request(query: TraceQuery, kube_context: KubeContext) -> str:
 def _worker_traces(query: TraceQuery, kube_context: KubeContext) -> list[WorkerTraces]:
     if query.url is not None:
         return traces_at({query.url: query.url}, query.request_id, query.api_key)
-    if any(run.is_alive for run in runs(query.state_dir, query.name or "*")):
-        workers = find_directory(query.state_dir, query.name)[1]["workers"]
+    local = find_local_run(query.state_dir, query.name, kube_context)
+    if local is not None:
+        workers = local[1]["workers"]
         addresses = {
             worker["name"]: f"http://{worker['http']}" for worker in workers if worker["http"]
         }

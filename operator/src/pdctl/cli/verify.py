@@ -24,6 +24,7 @@ from pdcluster_api.plan.status.transfers import FIELD, VerifiedPair, read_pairs
 from pdcluster_schema import conditions as words
 from pdcluster_schema import labels
 from pdcluster_schema.workload import PoolPair
+from pdctl.cli.completion import Cluster
 from pdctl.cli.live import KubeContext, with_client
 from pdctl.cli.options import Context, Kubeconfig, StateDir, reported
 from pdctl.cli.status import find_local_run, transfer_line
@@ -47,14 +48,7 @@ class VerifyTimeouts:
 
 
 def verify_command(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME]",
-            help="of the cluster; not needed when one runs here",
-            show_default=False,
-        ),
-    ] = None,
+    name: Cluster = None,
     *,
     namespace: Annotated[
         str | None,

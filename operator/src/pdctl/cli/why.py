@@ -18,6 +18,7 @@ from pdcluster_api.plan.autoscale.explain import (
     summary,
 )
 from pdcluster_api.plan.observed.state import ScalingDecision
+from pdctl.cli.completion import Cluster
 from pdctl.cli.live import KubeContext, read_object
 from pdctl.cli.options import Context, Kubeconfig, Namespace, StateDir, read_text, reported
 from pdctl.cli.present import present_lines
@@ -160,9 +161,7 @@ def record_lines(name: str, mode: object, record: ScalingDecision) -> Iterator[s
 
 
 def why_command(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="of the cluster", show_default=False)
-    ] = None,
+    name: Cluster = None,
     *,
     namespace: Namespace = None,
     context: Context = None,

@@ -53,7 +53,11 @@ def _output(command: tuple[str, ...], fix: str) -> str:
         assert process.stdout is not None, "a pipe"
         assert process.stderr is not None, "a pipe"
         with io.TextIOWrapper(process.stderr, errors="replace", newline="") as lines:
-            error = _shown(lines)
+            try:
+                error = _shown(lines)
+            except KeyboardInterrupt:  # it gets the same, and says what follows
+                _shown(lines)
+                raise
         printed = process.stdout.read().decode().strip()
     if process.returncode == _USERS_MISTAKE:
         raise StartError(error, exit_code=2)

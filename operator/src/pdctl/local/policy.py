@@ -56,9 +56,11 @@ class PolicyWatcher:
         try:
             self._take(load(self._source))
         except InvalidObjectError as e:
-            self._report(
-                "\n    ".join(["edit refused, the last good policy stays:", *map(str, e.faults)])
-            )
+            faults = [
+                str(fault) if fault.line is None else f"line {fault.line}: {fault}"
+                for fault in e.faults
+            ]
+            self._report("\n    ".join(["edit refused, the last good policy stays:", *faults]))
         except Exception as e:  # whatever an edit does, the cluster goes on
             self._report(
                 f"edit not taken, the last good policy stays: {type(e).__name__}: {e}; save the "

@@ -3,7 +3,8 @@
     STATE_DIR/NAME/lock            held by the running pdctl of that name
     STATE_DIR/NAME/cluster.yaml    of a `pdctl up MODEL`
     STATE_DIR/.gpus/UUID           held by the one whose workers have that GPU
-    STATE_DIR/NAME/run-PID-XXXX/   state.json  transfers.json  remarks.json
+    STATE_DIR/NAME/run-PID-STARTED-XXXX/
+                                   state.json  transfers.json  remarks.json
                                    config/  certificates/  etcd/  logs/  prometheus/
 
 A run's folder stays for its logs until the next run of the same name removes it.
@@ -21,7 +22,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
 
 from pdcluster_api.certificates.authority import issue, make_authority
@@ -57,7 +57,8 @@ class RunDirectory:
             for old in runs(state_dir, name):
                 if not old.is_alive:
                     shutil.rmtree(old.path, ignore_errors=True)
-            run = cls(Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=parent)))
+            prefix = f"run-{os.getpid()}-{_started(os.getpid())}-"
+            run = cls(Path(tempfile.mkdtemp(prefix=prefix, dir=parent)))
             for folder in (run.config, run.certificates, run.logs, run.prometheus):
                 folder.mkdir()
         except OSError as e:
@@ -117,13 +118,19 @@ class RunDirectory:
         return self.config / "policy.yaml"
 
     @property
+    def name(self) -> str:
+        """Name of the cluster."""
+        return self.path.parent.name
+
+    @property
     def pid(self) -> int:
         """Process id of the pdctl that made the folder."""
         return int(self.path.name.split("-")[1])
 
     @property
     def is_alive(self) -> bool:
-        return psutil.pid_exists(self.pid)
+        """A later process of the same pid was started at another time."""
+        return _started(self.pid) == self.path.name.split("-")[2]
 
     def write_state(self, state: dict[str, Any]) -> None:
         replace_file(self.path / "state.json", json.dumps(state, indent=2) + "\n")
@@ -138,11 +145,25 @@ class RunDirectory:
     def read_remarks(self) -> dict[str, Any]:
         return _read_json(self.path / "remarks.json") or {}
 
+    def read_all(self) -> dict[str, Any]:
+        """State, transfers and remarks, as `pdctl status` shows them."""
+        return (self.read_state() or {}) | self.read_transfers() | self.read_remarks()
+
     def write_transfers(self, content: dict[str, Any]) -> None:
         replace_file(self.path / "transfers.json", json.dumps(content, indent=2) + "\n")
 
     def read_transfers(self) -> dict[str, Any]:
         return _read_json(self.path / "transfers.json") or {}
+
+
+def _started(pid: int) -> str:
+    """Start of a process, in the kernel's ticks since boot; empty where it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    state, *fields = status.rpartition(")")[2].split()
+    return "" if state in "ZX" else fields[18]
 
 
 def default_state_dir() -> Path:
@@ -161,7 +182,7 @@ def runs(state_dir: Path, name: str = "*") -> list[RunDirectory]:
 def remove_api_keys(state_dir: Path, name: str) -> None:
     """Remove those of the runs of a name that is held: they have all ended."""
     for run in runs(state_dir, name):
-        shutil.rmtree(run.path / "api-keys", ignore_errors=True)
+        shutil.rmtree(run.path / API_KEYS, ignore_errors=True)
 
 
 def _holder(port: int) -> str:
@@ -214,6 +235,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 LOOPBACK = "127.0.0.1"
+API_KEYS = "api-keys"
 
 
 @dataclass(frozen=True)
@@ -232,6 +254,14 @@ def make_certificates(folder: Path) -> Certificates:
     _write(files.certificate, worker.certificate)
     _write(files.key, worker.key)
     return files
+
+
+def read_api_key(run: RunDirectory) -> str | None:
+    """None where the run asks for none."""
+    try:
+        return (run.path / API_KEYS / "key").read_text()
+    except FileNotFoundError:
+        return None
 
 
 def write_api_key(folder: Path, key: str) -> Path:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -21,17 +21,27 @@ _COLORS = {
 
 
 class Screen:
-    """Prints a line for each change of a worker's state."""
+    """Prints a line for each change of a worker's state, and for each new note.
+
+    A note is as in `disaggregating: True (Working): 8 of 9 prompts ...`: with other figures alone
+    it is not new.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._states: dict[str, str] = {}
+        self._notes: set[str] = set()
 
-    def show(self, rows: Sequence[Row]) -> None:
+    def show(self, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
         for row in rows:
             if self._states.get(row.name) != row.state:
                 self._states[row.name] = row.state
                 self.echo(f"{row.name}: {row.state}{_where(row)}")
+        titles = {note.partition("): ")[0]: note for note in notes}
+        for title, note in titles.items():
+            if title not in self._notes:
+                self.echo(note)
+        self._notes = set(titles)
 
     def echo(self, text: str) -> None:
         self._console.print(text)
@@ -42,8 +52,8 @@ class LiveScreen(Screen):
         super().__init__(console)
         self._live = live
 
-    def show(self, rows: Sequence[Row]) -> None:
-        self._live.update(_table(rows), refresh=True)
+    def show(self, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
+        self._live.update(Group(_table(rows), *notes), refresh=True)
 
 
 @contextmanager

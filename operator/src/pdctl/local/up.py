@@ -21,6 +21,7 @@ from pdcluster_schema.etcd_keys import workers_prefix
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.sections import ENGINELESS, PICKER
 from pdctl.local.checked_model import checked
+from pdctl.local.ending import DRAIN
 from pdctl.local.etcd import running_etcd
 from pdctl.local.gpus import needs_gpus, read_driver
 from pdctl.local.ineffective import ineffective_remarks
@@ -31,6 +32,7 @@ from pdctl.local.policy import PolicyWatcher
 from pdctl.local.processes import CONFIGURATION_ERROR, ManagedProcess, Supervisor
 from pdctl.local.prometheus import find_prometheus, observing, write_targets
 from pdctl.local.run_directory import (
+    API_KEYS,
     LOOPBACK,
     RunDirectory,
     RunSettings,
@@ -205,7 +207,7 @@ async def _serve(prepared: PreparedRun, screen: Screen) -> None:
             make_certificates(run.certificates),
             prepared.request.command,
             prepared.request.host,
-            write_api_key(run.path / "api-keys", key) if key else None,
+            write_api_key(run.path / API_KEYS, key) if key else None,
         )
         write_yaml(run.policy, policy_file(cluster))
         supervisor = Supervisor(
@@ -329,7 +331,7 @@ def _announcement(request: UpRequest, address: str) -> str:
 
 
 def _listen_to_signals() -> _Signals:
-    """The first SIGINT or SIGTERM stops, a later one hurries."""
+    """The first SIGINT or SIGTERM stops, a later one hurries; DRAIN alone stops."""
     signals = _Signals(asyncio.Event(), asyncio.Event())
 
     def on_signal() -> None:
@@ -337,4 +339,5 @@ def _listen_to_signals() -> _Signals:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    asyncio.get_running_loop().add_signal_handler(DRAIN, signals.stop.set)
     return signals

@@ -211,6 +211,23 @@ def _worker(row: Row) -> dict[str, Any]:
     }
 
 
+def rows_of(state: Mapping[str, Any]) -> list[Row]:
+    """Rows of a state that another pdctl wrote."""
+    return [
+        Row(
+            name=worker["name"],
+            role=worker["role"],
+            pool=worker["pool"],
+            state=worker["state"],
+            pid=worker["pid"],
+            num_restarts=worker["restarts"],
+            log=Path(worker["log"]),
+            addresses={kind: worker[kind] for kind in ("http", "grpc", "kv") if worker.get(kind)},
+        )
+        for worker in state["workers"]
+    ]
+
+
 def disaggregation_of(cluster: PDCluster, rows: Sequence[Row]) -> dict[str, Any] | None:
     """The condition and its figures; None for mixed workers."""
     if PREFILL not in cluster.spec.roles.present():

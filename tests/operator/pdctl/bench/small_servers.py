@@ -5,7 +5,7 @@ got.
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +40,7 @@ def answer_of(body: dict[str, Any]) -> bytes:
 class SmallServer:
     base_url: str
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[Mapping[str, str]] = field(default_factory=list)
 
 
 @asynccontextmanager
@@ -57,6 +58,7 @@ async def serving(
 
     async def respond(request: web.Request) -> web.StreamResponse:
         server.bodies.append(await request.json())
+        server.headers.append(request.headers)
         response = web.StreamResponse(status=status)
         await response.prepare(request)
         body = answer(server.bodies[-1])

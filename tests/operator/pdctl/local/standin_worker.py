@@ -61,8 +61,9 @@ async def serve(config: dict, *, stubborn: bool) -> None:
             "kv_address": "127.0.0.1:2",
         }
         async with aetcd.Client(host=host, port=int(port)) as client:
-            lease = await client.lease(10)
+            lease = await client.lease(3600)
             await client.put(key.encode(), json.dumps(record).encode(), lease=lease)
+            print(f"process {os.getpid()} is ready", flush=True)
             await stop.wait()
             await client.revoke_lease(lease.id)
 

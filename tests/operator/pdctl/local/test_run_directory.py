@@ -36,8 +36,16 @@ def test_run_directory_is_fresh_and_private(tmp_path: Path) -> None:
     assert run.read_state() == {"name": "chat"}
 
 
+def test_a_run_has_ended_where_its_pid_is_that_of_a_later_process(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "chat")
+    pid, started = run.path.name.split("-")[1:3]
+    later = RunDirectory(run.path.with_name(f"run-{pid}-{int(started) - 1}-x"))
+
+    assert (run.is_alive, later.is_alive) == (True, False)
+
+
 def test_next_run_removes_ended_runs_of_its_name_only(tmp_path: Path) -> None:
-    ended, other = tmp_path / "chat" / f"run-{NOBODY}-x", tmp_path / "other" / f"run-{NOBODY}-x"
+    ended, other = tmp_path / "chat" / f"run-{NOBODY}-1-x", tmp_path / "other" / f"run-{NOBODY}-1-x"
     for path in (ended, other):
         path.mkdir(parents=True)
     alive = RunDirectory.create(tmp_path, "chat")

@@ -23,6 +23,9 @@ from pdcluster_worker.system.process import end_on_sigterm, start_logging, termi
 ATTEMPTS = 10
 """Failures in a row without one new byte: some five minutes until the caller sees it."""
 
+ATTEMPTS_ON_A_TERMINAL = 3
+"""A user waits, and starts it again."""
+
 STOPPED = 130
 
 
@@ -46,6 +49,7 @@ def main() -> int:
         if arguments.hub_cache:
             print(folder)
     except KeyboardInterrupt:
+        sys.stderr.write("stopped; start it again to go on with what has come\n")
         return STOPPED
     except (FetchError, HubError) as e:
         return _print_result(download, str(e), 2 if isinstance(e, FetchError) else 1)
@@ -104,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--attempts",
         type=int,
-        default=ATTEMPTS,
+        default=ATTEMPTS_ON_A_TERMINAL if sys.stderr.isatty() else ATTEMPTS,
         help="failures in a row without a new byte before giving up",
     )
     parser.add_argument(
