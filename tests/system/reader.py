@@ -1,4 +1,4 @@
-"""A reader of the documentation's paths, who types each block as it stands there."""
+"""A reader of the documentation's paths: it types each block as it stands there."""
 
 import os
 import re
