@@ -32,6 +32,7 @@ from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import EngineReady, Submit, Tokens
 from pdcluster_worker.messages.facts import DeviceFacts, KVGeometry
+from pdcluster_worker.messages.overview import ClusterOverview
 from pdcluster_worker.messages.requests import FinishReason, Token
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.processes.lifecycle import settle_memory
@@ -140,6 +141,9 @@ class Backend:
 
     def num_ingresses(self) -> int:
         return 1
+
+    def overview(self) -> ClusterOverview:
+        raise NotImplementedError("no browser is served here")
 
 
 def make_backend(client: EngineClient, metrics: Metrics, policy: PolicyConfig) -> Backend:
