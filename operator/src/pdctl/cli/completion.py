@@ -48,9 +48,17 @@ def _clusters_and_workers(context: typer.Context) -> list[str]:
     return [*_clusters(context), *_workers(context)]
 
 
+def _given(name: str | None) -> str | None:
+    """A variable that is not set gives an empty NAME, which does not mean any cluster."""
+    if name == "":
+        raise typer.BadParameter("is empty; name a cluster, or leave it out")
+    return name
+
+
 Cluster = Annotated[
     str | None,
     typer.Argument(
+        callback=_given,
         metavar="NAME",
         help="of the cluster; not needed when one runs here",
         show_default=False,
@@ -60,6 +68,7 @@ Cluster = Annotated[
 ClusterOrWorker = Annotated[
     str | None,
     typer.Argument(
+        callback=_given,
         metavar="NAME",
         help="of the cluster; not needed when one runs here, so that a WORKER may stand in its "
         "place",

@@ -24,7 +24,7 @@ _COLUMNS = ("name", "state", "http", "pid", "restarts", "log")
 def _running(state_dir: Path, name: str | None) -> list[tuple[RunDirectory, dict[str, Any]]]:
     return [
         (run, state)
-        for run in runs(state_dir, name or "*")
+        for run in runs(state_dir, name)
         if run.is_alive and (state := run.read_state()) is not None
     ]
 

@@ -171,12 +171,23 @@ def default_state_dir() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "pdcluster"
 
 
-def runs(state_dir: Path, name: str = "*") -> list[RunDirectory]:
-    """The newest last."""
-    return [
-        RunDirectory(path)
-        for path in sorted(state_dir.glob(f"{name}/run-*-*"), key=lambda path: path.stat().st_mtime)
-    ]
+def runs(state_dir: Path, name: str | None = None) -> list[RunDirectory]:
+    """Of a name, or all; the newest last.  Those that another pdctl removes meanwhile are not."""
+    dated = []
+    for folder in _entries(state_dir):
+        for path in _entries(folder) if name in (None, folder.name) else ():
+            with contextlib.suppress(OSError):
+                if path.match("run-*-*"):
+                    dated.append((path.stat().st_mtime_ns, path))
+    return [RunDirectory(path) for _, path in sorted(dated)]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Empty where it is no folder, or none any more."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
 
 
 def remove_api_keys(state_dir: Path, name: str) -> None:

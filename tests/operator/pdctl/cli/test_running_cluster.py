@@ -21,6 +21,7 @@ from pdctl.local import ending
 from pdctl.local.ending import end_run
 from pdctl.local.run_directory import RunDirectory, runs
 from tests.operator.pdctl.run_of_up import BY_A_USER, READY, Run, none_alive
+from tests.operator.pdctl.run_state import run_state
 from tests.system.pdctl import pdctl
 
 WORKERS = ("chat-prefill-cpu-0", "chat-decode-cpu-0")
@@ -74,6 +75,27 @@ async def test_down_drains_and_ends_the_run_and_says_what_ended(run: Run, begin:
         f"chat has ended: process {run.process.pid}, its etcd, {', '.join(WORKERS)}"
     )
     assert {f"{name}: stopped" for name in WORKERS} <= {*output.splitlines()}
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "down", "chat", "why", "verify"])
+def test_a_name_that_is_empty_a_path_or_a_pattern_means_no_cluster(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable that is not set, say, ends nothing."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    signals: list[object] = []
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda *sent: signals.append(sent))
+    monkeypatch.setattr(ending, "DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(ending, "_LAST_SECONDS", 0.1)
+    run_state(tmp_path)
+    empty, *others = (
+        pdctl(command, name, "--state-dir", str(tmp_path)) for name in ("", "*", "/etc", "c?at")
+    )
+
+    assert empty.exit_code == 2
+    assert "is empty; name a cluster, or leave it out" in empty.stderr
+    assert all(found.exit_code in (1, 2) and "error: " in found.stderr for found in others)
+    assert signals == []
 
 
 async def test_down_does_not_hurry_a_drain_and_down_now_does(
@@ -195,7 +217,8 @@ async def test_logs_of_an_ended_run_are_found_by_its_name(
     output, _ = begin("logs", "chat").communicate(timeout=30)
 
     assert output.splitlines()[0] == "chat has ended; these are the logs of its last run"
-    assert "-cpu-0 | error: model kind is not supported\n" in output  # of the first to end
+    # of the first to end
+    assert re.search(r"-cpu-0 +\| error: model kind is not supported\n", output)
 
 
 async def test_watched_status_shows_changes_until_the_run_ends(run: Run, begin: Begin) -> None:

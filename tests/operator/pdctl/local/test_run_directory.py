@@ -56,6 +56,30 @@ def test_next_run_removes_ended_runs_of_its_name_only(tmp_path: Path) -> None:
     assert {run.path for run in runs(tmp_path, "chat")} == {alive.path, second.path}
 
 
+@pytest.mark.parametrize("name", ["*", "ch?t", "/etc", "..", ".", ""])
+def test_a_name_is_no_pattern_and_no_path(name: str, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "chat")
+
+    assert runs(tmp_path, name) == []
+    assert runs(tmp_path, "chat") == [run]
+
+
+def test_runs_that_are_removed_during_a_look_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, removed = (RunDirectory.create(tmp_path, "chat") for _ in range(2))
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    stat = Path.stat
+
+    def vanish(path: Path, **options: bool) -> os.stat_result:
+        if path == removed.path:
+            raise FileNotFoundError(path)
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", vanish)
+    assert runs(tmp_path) == [run]
+
+
 def test_a_name_is_taken_for_as_long_as_its_run_lives(tmp_path: Path) -> None:
     with (
         RunDirectory.name_taken(tmp_path, "chat", 8000),
