@@ -93,6 +93,35 @@ async def test_calls_come_out_as_ours_do(
     assert form["reasoning_ended"] is False
 
 
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("text", "stop", "reason"), [("@now {}", None, "tool_calls"), ("a END b", "END", "stop")]
+)
+async def test_the_end_is_logged_with_the_reason_that_the_client_gets(
+    rig: Rig,
+    client: openai.AsyncOpenAI,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    text: str,
+    stop: str | None,
+    reason: str,
+    streams: bool,
+) -> None:
+    caplog.set_level("INFO", logger="pdcluster_worker")
+    rig.say(text)
+    most = len(text) if stop else None  # the engine itself would end it by its length
+
+    answer = await chat(client, tools=[NOW], stop=stop, stream=streams, n=2, max_tokens=most)
+    if streams:
+        chunks = [chunk.choices[0] async for chunk in answer]
+        given = {chunk.finish_reason for chunk in chunks} - {None}
+    else:
+        given = {choice.finish_reason for choice in answer.choices}
+
+    (ended,) = [vars(record)["fields"] for record in caplog.records if hasattr(record, "fields")]
+    assert given == {ended["reason"]} == {reason}
+
+
 async def test_a_named_call_ends_by_stop(rig: Rig, client: openai.AsyncOpenAI) -> None:
     rig.say("@now {}")
 

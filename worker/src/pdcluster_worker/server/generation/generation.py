@@ -148,6 +148,7 @@ class Generation:
             Choice(index, serving.tokenizer, rules) for index in range(self.num_choices)
         ]
         self._timers = [self._timer(spec) for spec in self._specs]
+        self._reasons: dict[int, str] = {}  # finish reasons that the client gets, by choice
         self._running = [len(specs) for specs in plan.specs]  # choices, of each prompt
         self._merged: Merged[Generated] | None = None
         self._gate: ReaderGate[Delta] = ReaderGate()
@@ -176,9 +177,11 @@ class Generation:
         sources = [self._feed(choices), *(choice.deltas() for choice in choices)]
         async with aclosing(Merged(sources)) as deltas:
             async for delta in deltas:
-                yield delta
                 if delta.finish_reason is None:
+                    yield delta
                     continue
+                self._reasons[delta.index] = delta.finish_reason
+                yield delta
                 num_left -= 1
                 if delta.stop_string is not None:
                     self._end_early(delta.index)
@@ -247,6 +250,7 @@ class Generation:
         timer.token(generated.token, self._serving.clock())
         delta = choice.feed(generated.token)
         if delta.finish_reason is not None:
+            self._reasons.setdefault(generated.index, delta.finish_reason)
             timer.finished("length" if delta.finish_reason == "length" else "stop")
             self._running[generated.index // self._n] -= 1
         if not generated.degraded:
@@ -312,7 +316,8 @@ class Generation:
 
     def finish_reasons(self) -> str:
         """Each once."""
-        return ",".join(sorted({choice.finish_reason or "unfinished" for choice in self._choices}))
+        reasons = (self._reasons.get(index, "unfinished") for index in range(self.num_choices))
+        return ",".join(sorted(set(reasons)))
 
     def _generated(self) -> Stream[Generated]:
         backend, plan = self._serving.backend, self._plan
