@@ -3,6 +3,7 @@ whole or not at all.
 """
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -206,6 +207,38 @@ def test_a_place_that_cannot_be_written_is_named(tiny: Path, tmp_path: Path) -> 
     assert found.returncode == 2
     assert found.stderr.startswith(f"error: {tmp_path / 'file'}")
     assert found.stderr.count("\n") == 1
+
+
+def test_a_folder_made_of_another_file_is_refused(tmp_path: Path) -> None:
+    file, target = tmp_path / "a.gguf", tmp_path / "made"
+    other, made = tmp_path / "b.gguf", list[Path]()
+    file.write_bytes(b"a")
+    other.write_bytes(b"bb")
+    make_once(target, made.append, file)
+    make_once(target, made.append, file)
+
+    with pytest.raises(FetchError) as refused:
+        make_once(target, made.append, other)
+    assert str(refused.value).startswith(f"{target} holds a model made of a.gguf (1 bytes, ")
+    assert ", not b.gguf (2 bytes, " in str(refused.value)
+    assert str(refused.value).endswith("choose a folder of its own for each file, or remove it")
+    os.utime(file, ns=(1, 1))
+    with pytest.raises(FetchError, match=r"not a\.gguf \(1 bytes, changed at 1 ns"):
+        make_once(target, made.append, file)
+    (target / READY).write_text("")
+    with pytest.raises(FetchError, match=r"an unknown file, not a\.gguf"):
+        make_once(target, made.append, file)
+    assert len(made) == 1
+
+
+def test_a_file_that_is_missing_is_an_error_though_the_folder_is_there(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / READY).touch()
+    file = tmp_path / "no.gguf"
+    command = (*PROGRAM, str(file), str(tmp_path / "made"))
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert (found.returncode, found.stderr) == (2, f"error: {file} is no file: correct the path\n")
 
 
 @pytest.mark.processes

@@ -161,7 +161,8 @@ def main() -> int:
     arguments = parser.parse_args()
     target = arguments.target.absolute()
     try:
-        make_once(target, lambda folder: convert(arguments.file, folder, bar=arguments.bar))
+        file, bar = arguments.file, arguments.bar
+        make_once(target, lambda folder: convert(file, folder, bar=bar), file)
     except KeyboardInterrupt:
         return 130
     except FetchError as e:

@@ -21,7 +21,7 @@ from pdcluster_worker.errors import FetchError
 logger = logging.getLogger(__name__)
 
 MARKER = ".pdcluster-model.json"
-READY = ".ready"  # of a converted model
+READY = ".ready"  # of a converted model; says of which file
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _FOREIGN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.ENOTDIR, errno.EEXIST)
 
@@ -97,13 +97,21 @@ class ModelDownload:
         return f"{note['repo']} at {note['revision']}{weights}"
 
 
-def make_once(target: Path, make: Callable[[Path], None]) -> None:
+def make_once(target: Path, make: Callable[[Path], None], source: Path | None = None) -> None:
     """Have `make` fill a folder, which then becomes `target`, unless that is there.
 
-    Raises FetchError for anything else there, and what `make` raises.
+    source: the file that it is made of; None = always the same one.  Raises FetchError where that
+    is missing, for anything else there, and what `make` raises.
     """
+    note = "" if source is None else _state(source)
     with only_run(target):
         if (target / READY).exists():
+            held = (target / READY).read_text()
+            if held != note:
+                raise FetchError(
+                    f"{target} holds a model made of {held or 'an unknown file'}, not {note}: "
+                    "choose a folder of its own for each file, or remove it"
+                )
             return
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise FetchError(
@@ -115,10 +123,18 @@ def make_once(target: Path, make: Callable[[Path], None]) -> None:
         try:
             make(work)
             make_readable(work)
-            (work / READY).touch()
+            (work / READY).write_text(note)
             work.rename(target)
         finally:
             shutil.rmtree(work, ignore_errors=True)
+
+
+def _state(file: Path) -> str:
+    """What tells a file from another, and from an older one of its name."""
+    if not file.is_file():
+        raise FetchError(f"{file} is no file: correct the path")
+    found = file.stat()
+    return f"{file.name} ({found.st_size} bytes, changed at {found.st_mtime_ns} ns)"
 
 
 def make_readable(folder: Path) -> None:
