@@ -49,13 +49,15 @@ def request_hashes(spec: RequestSpec, block_size: int) -> list[bytes]:
     tokens, hashes = [*spec.prompt, *spec.output], list[bytes]()
     if not spec.images:
         return block_hashes(tokens, block_size, spec.cache_salt)
+    images, first = spec.images, 0  # that may be in a block; they are in order and apart
     for start in range(0, len(tokens) - block_size + 1, block_size):
         end = start + block_size
-        seen = [
-            (image.digest, image.offset - start)
-            for image in spec.images
-            if image.offset < end and start < image.offset + image.length
-        ]
+        while first < len(images) and images[first].offset + images[first].length <= start:
+            first += 1
+        end_image = first
+        while end_image < len(images) and images[end_image].offset < end:
+            end_image += 1
+        seen = [(image.digest, image.offset - start) for image in images[first:end_image]]
         parent = hashes[-1] if hashes else None
         hashes.append(next_hash(parent, tokens[start:end], spec.cache_salt, seen))
     return hashes
