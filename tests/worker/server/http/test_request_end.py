@@ -34,7 +34,7 @@ def ended(caplog: pytest.LogCaptureFixture) -> Any:
 async def test_end_of_an_answer_has_its_tokens_times_and_place(
     http: httpx.AsyncClient, rig: Rig, ended: Any, stream: bool
 ) -> None:
-    script = rig.backend.script
+    script, rig.backend.place = rig.backend.script, "remote"
 
     def placed(spec: Any) -> list[int]:
         add_event("decode_worker", worker="here")
@@ -66,6 +66,41 @@ async def test_several_choices_are_one_line(http: httpx.AsyncClient, rig: Rig, e
     found = ended()
 
     assert (found["choices"], found["completion_tokens"], found["reason"]) == (2, 6, "length")
+
+
+@pytest.mark.parametrize(
+    ("place", "peers", "worker"),
+    [
+        ("remote", ["prefill/p0", "prefill/p0"], "prefill/p0"),
+        ("remote", ["prefill/p0", "prefill/p1"], None),
+        ("remote", ["prefill/p0", ""], None),
+        ("remote", ["", ""], None),
+        ("local", ["prefill/p0", "prefill/p0"], None),
+    ],
+)
+async def test_place_of_several_choices_is_the_header_s(
+    http: httpx.AsyncClient,
+    rig: Rig,
+    ended: Any,
+    *,
+    place: Any,
+    peers: list[str],
+    worker: str | None,
+) -> None:
+    script, rig.backend.place, given = rig.backend.script, place, iter(peers)
+
+    def placed(spec: Any) -> list[int]:
+        add_event("credit", peer=next(given), waited_seconds=0.0)
+        other = "local" if place == "remote" else "remote"
+        add_event("context_end", prefill=other, cached_tokens=0)
+        return script(spec)
+
+    rig.backend.script = placed
+    answer = await http.post(CHAT, json={**BODY, "n": 2})
+    found = ended()
+
+    assert found["prefill"] == answer.headers["x-pdcluster-prefill"] == place
+    assert found.get("prefill_worker") == worker
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -130,7 +130,7 @@ def make_once(target: Path, make: Callable[[Path], None], source: Path | None = 
 
 
 def _state(file: Path) -> str:
-    """What tells a file from another, and from an older one of its name."""
+    """Name, size and time of a file, which differ for an older one of its name."""
     if not file.is_file():
         raise FetchError(f"{file} is no file: correct the path")
     found = file.stat()

@@ -16,7 +16,7 @@ from typing import Any
 from pdcluster_schema.text import shortened
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine import PrefillDone
-from pdcluster_worker.messages.peers import Fact, Generated, TraceEvent
+from pdcluster_worker.messages.peers import Fact, Generated, PrefillPlace, TraceEvent
 from pdcluster_worker.messages.requests import Token
 
 LIFETIME = (
@@ -117,19 +117,20 @@ def add_event_at(name: str, seconds: float, /, **facts: Fact) -> None:
         trace.add(TraceEvent(name, max(seconds, earliest), facts))
 
 
-def places() -> dict[str, Fact]:
-    """Workers that decoded and prefilled the running request, as far as its trace says."""
-    found: dict[str, Fact] = {}
-    if (trace := _current.get()) is not None:
-        for event in trace.events:
-            if event.name == "decode_worker":
-                found["decode_worker"] = event.facts["worker"]
-            elif event.name == "credit":
-                found["prefill_worker"] = event.facts["peer"]
-            elif event.name == "context_end":
-                found["prefill"] = event.facts["prefill"]
-    if found.get("prefill") != "remote":
-        found.pop("prefill_worker", None)
+def places(prefill: PrefillPlace | None) -> dict[str, Fact]:
+    """Workers that decoded and prefilled the running request, as far as its trace says.
+
+    prefill: of the first choice, as the header has it.  Its worker is left out where choices had
+    different ones.
+    """
+    found: dict[str, Fact] = {} if prefill is None else {"prefill": prefill}
+    if (trace := _current.get()) is None:
+        return found
+    peers = {event.facts["peer"] for event in trace.events if event.name == "credit"}
+    if (decoding := trace.last("decode_worker")) is not None:
+        found["decode_worker"] = decoding.facts["worker"]
+    if prefill == "remote" and len(peers) == 1 and (peer := peers.pop()):
+        found["prefill_worker"] = peer
     return found
 
 

@@ -27,7 +27,7 @@ class RequestNames:
 
 def note_end(generation: Generation, names: RequestNames, failure: str | None) -> None:
     """failure: why it has no whole answer; None where it has."""
-    facts: dict[str, Fact] = {**generation.figures(), **places()}
+    facts: dict[str, Fact] = {**generation.figures(), **places(generation.prefill)}
     facts["reason"] = failure or generation.finish_reasons()
     add_event(ENDED, response=names.response, operation=names.operation, **facts)
     log_fields(logger, "ended", {"request": names.response, "label": names.label, **facts})
