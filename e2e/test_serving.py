@@ -2,7 +2,7 @@
 workers.
 """
 
-from e2e.harness import NAME, Kubernetes
+from e2e.harness import NAME, RELEASE, Kubernetes
 from e2e.streams import URL, metric
 
 
@@ -20,6 +20,10 @@ def test_chat_is_answered_with_remote_prefill(chat: Kubernetes) -> None:
     assert "Paris" in answer["text"]
     assert metric(chat, decode, "pdcluster_remote_prefill_total") == remote + 1
     assert metric(chat, prefill, "pdcluster_kv_transfer_bytes_total") > sent
+
+
+def test_test_of_the_release_finds_the_operator_healthy(operator: Kubernetes) -> None:
+    assert "Phase:          Succeeded" in operator.helm("test", "--timeout=2m", RELEASE)
 
 
 def test_local_and_remote_prefill_give_the_same_answer(chat: Kubernetes) -> None:

@@ -254,6 +254,7 @@ def test_test_of_the_release_asks_the_operators_health_with_its_own_image() -> N
     name, port = service["metadata"]["name"], service["spec"]["ports"][0]["port"]
 
     assert {m["metadata"]["annotations"]["helm.sh/hook"] for m in (pod, service)} == {"test"}
+    assert pod["metadata"]["name"] != name  # which a pod would resolve to itself
     assert f"http://{name}:{port}{operator['livenessProbe']['httpGet']['path']}" in str(container)
     assert container["image"] == operator["image"] == f"registry.example.com/team/{IMAGE}"
     assert service["spec"]["selector"].items() <= deployment_labels(manifests).items()
