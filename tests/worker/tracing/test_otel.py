@@ -128,9 +128,22 @@ async def test_trace_of_a_failure_says_so(collector: Collector, tmp_path: Path) 
 
     (request,) = (span for span in collector.spans if span.name == "request ingress")
     assert (request.is_error, request.parent_id) == (True, "")
+    assert request.attributes["error.type"] == "queue_full"
     assert ("failed", {"pdcluster.reason": "queue_full", "pdcluster.message": "no room"}) in [
         (name, facts) for name, _, facts in request.events
     ]
+
+
+async def test_trace_of_an_answer_that_broke_off_has_its_error_and_no_finish_reason(
+    collector: Collector, tmp_path: Path
+) -> None:
+    ended: dict[str, Fact] = {"model": "tiny", "reason": "disconnected", "error": "disconnected"}
+    await trace(tmp_path, ended=ended)
+
+    (request,) = (span for span in collector.spans if span.name == "request ingress")
+    assert request.is_error
+    assert request.attributes["error.type"] == "disconnected"
+    assert "gen_ai.response.finish_reasons" not in request.attributes
 
 
 async def test_trace_that_its_client_does_not_sample_is_passed_on_and_not_made(

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.tracing.request_trace import add_event
+from pdcluster_worker.tracing.request_trace import ENDED, add_event
 from tests.worker.server.conftest import Rig
 
 CHAT = "/v1/chat/completions"
@@ -112,7 +112,10 @@ async def test_end_by_an_error_names_it(
     rig.backend.error_after = after
     await http.post(CHAT, json={**BODY, "stream": stream})
     found = ended()
+    (trace,) = (await http.get(f"/debug/requests/{found['request']}")).json()["journeys"]
+    (facts,) = [event["facts"] for event in trace["events"] if event["name"] == ENDED]
 
+    assert facts["error"] == "queue_full"
     assert (found["reason"], found["completion_tokens"]) == ("queue_full", after)
     assert ("ttft_seconds" in found) == bool(after)
 

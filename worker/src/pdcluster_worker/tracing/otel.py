@@ -220,11 +220,13 @@ class OtelExporter:
                     _attributes(event.facts),
                     timestamp=_nanoseconds(trace, event.seconds),
                 )
-        if (ended := trace.last(ENDED)) is not None:
-            span.set_attributes(_gen_ai(ended.facts))
-        failure = trace.last("failed")
+        ended, failure = trace.last(ENDED), trace.last("failed")
+        found = {} if ended is None else _gen_ai(ended.facts)
         if failure is not None:
-            message = str(failure.facts.get("message", ""))
+            found.setdefault("error.type", failure.facts["reason"])
+        span.set_attributes(found)
+        if "error.type" in found:
+            message = "" if failure is None else str(failure.facts.get("message", ""))
             span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, message))
 
 
@@ -233,11 +235,16 @@ def _attributes(facts: Mapping[str, Fact]) -> dict[str, Fact]:
 
 
 def _gen_ai(ended: Mapping[str, Fact]) -> dict[str, Any]:
-    """Attributes of the event ENDED."""
+    """Attributes of the event ENDED, whose reason is an error's code where it failed."""
+    end = (
+        {"error.type": ended["error"]}
+        if "error" in ended
+        else {"gen_ai.response.finish_reasons": str(ended["reason"]).split(",")}
+    )
     return {
+        **end,
         "gen_ai.provider.name": "pdcluster",
         "gen_ai.response.model": ended["model"],
-        "gen_ai.response.finish_reasons": str(ended["reason"]).split(","),
         **{name: ended[fact] for fact, name in _GEN_AI.items() if fact in ended},
     }
 

@@ -29,5 +29,6 @@ def note_end(generation: Generation, names: RequestNames, failure: str | None) -
     """failure: why it has no whole answer; None where it has."""
     facts: dict[str, Fact] = {**generation.figures(), **places(generation.prefill)}
     facts["reason"] = failure or generation.finish_reasons()
-    add_event(ENDED, response=names.response, operation=names.operation, **facts)
+    error: dict[str, Fact] = {} if failure is None else {"error": failure}
+    add_event(ENDED, response=names.response, operation=names.operation, **facts, **error)
     log_fields(logger, "ended", {"request": names.response, "label": names.label, **facts})
