@@ -100,3 +100,11 @@ async def test_names_that_no_header_can_carry_are_escaped_and_cut(rig, http):
     names = reply.headers["x-pdcluster-ignored"].split(", ")
     assert names[:3] == ["a%0D%0Ab%3A%20c%2C%20d", "%3F%C3%BC", "x" * 64]
     assert (len(names), names[-2:]) == (17, ["f12", "..."])
+
+
+async def test_ignored_names_are_no_longer_than_proxies_take(http):
+    long = {chr(0x1F600 + number) * 64: 1 for number in range(16)}
+    reply = await http.post("/v1/completions", json={"model": "tiny", "prompt": "a"} | long)
+
+    names = reply.headers["x-pdcluster-ignored"]
+    assert (len(names), names[:12], names[-3:]) == (2000, "%F0%9F%98%80", "...")

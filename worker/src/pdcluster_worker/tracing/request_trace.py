@@ -37,7 +37,7 @@ choices.
 """
 
 MAX_ROUTE_CHARACTERS = 2000
-"""Longest response header: proxies take 4 KiB of one at least."""
+"""Longest response header of ours: proxies take 4 KiB of one at least."""
 
 UNKEPT_STATUSES = frozenset({401, 404, 405})
 """Statuses of answers to requests that no route took: any client can send them, and would push out

@@ -12,10 +12,17 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pdcluster_schema.text import shortened
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.errors import CONTEXT, is_messages, response_for
 from pdcluster_worker.tracing import trace_context
-from pdcluster_worker.tracing.request_trace import RecentTraces, RequestTrace, add_event, route_of
+from pdcluster_worker.tracing.request_trace import (
+    MAX_ROUTE_CHARACTERS,
+    RecentTraces,
+    RequestTrace,
+    add_event,
+    route_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +80,8 @@ def note_body(scope: Scope, num_bytes: int) -> None:
 def note_ignored(scope: Scope, names: Sequence[str]) -> None:
     shown = [quote(name[:_LABEL_CHARACTERS], errors="replace") for name in names[:_MAX_IGNORED]]
     more = ["..."] if len(names) > _MAX_IGNORED else []
-    scope[CONTEXT] = replace(scope[CONTEXT], ignored=", ".join([*shown, *more]))
+    ignored = shortened(", ".join([*shown, *more]), MAX_ROUTE_CHARACTERS)
+    scope[CONTEXT] = replace(scope[CONTEXT], ignored=ignored)
 
 
 class RequestContextMiddleware:
