@@ -41,5 +41,40 @@ def test_fields_are_words_of_the_text_and_keys_of_the_json(
     (record,) = caplog.records
     content = json.loads(JsonLines().format(record))
 
-    assert record.getMessage() == "ended request=r-1 label='a b=c' tokens=3 ttft=0.3333"
-    assert content.items() >= fields.items()
+    assert OneLineText("%(name)s %(message)s").format(record) == (
+        "worker ended request=r-1 label='a b=c' tokens=3 ttft=0.3333"
+    )
+    assert content.items() >= {**fields, "message": "ended"}.items()
+
+
+def test_a_traceback_follows_the_fields() -> None:
+    record = logging.makeLogRecord({"msg": "ended", "fields": {"n": 1}, "exc_text": "boom"})
+
+    assert OneLineText("%(message)s").format(record) == r"ended n=1\nboom"
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_that_json_has_not_are_null(number: float) -> None:
+    record = logging.makeLogRecord({"msg": "ended", "fields": {"ttft": number, "n": 1}})
+    refused = json.JSONDecoder(parse_constant=pytest.fail)
+
+    content = refused.decode(JsonLines().format(record))
+    assert (content["ttft"], content["n"]) == (None, 1)
+
+
+def test_json_has_the_stack_that_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("worker").warning("stalled", stack_info=True)
+    content = json.loads(JsonLines().format(caplog.records[0]))
+
+    assert "test_json_has_the_stack_that_was_asked_for" in content["stack"]
+
+
+def test_fields_cost_nothing_where_the_level_is_off(caplog: pytest.LogCaptureFixture) -> None:
+    class Unread:
+        def __str__(self) -> str:
+            pytest.fail("a text was made that no line shows")
+
+    caplog.set_level("WARNING", logger="worker")
+    log_fields(logging.getLogger("worker"), "ended", {"n": Unread()})
+
+    assert caplog.records == []

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -11,15 +12,22 @@ LOG_FORMAT = "PDCLUSTER_LOG_FORMAT"
 
 
 class OneLineText(logging.Formatter):
-    """Writes control characters and line ends by their codes."""
+    """Writes key=value of each field after the message, and control characters and line ends by
+    their codes.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        fields: Mapping[str, object] = getattr(record, _FIELDS, {})
+        words = (f" {key}={_short(value)}" for key, value in fields.items())
+        return super().formatMessage(record) + "".join(words)
 
     def format(self, record: logging.LogRecord) -> str:
         return super().format(record).replace("\\", "\\\\").translate(_ESCAPED)
 
 
 class JsonLines(logging.Formatter):
-    """Writes time, level, logger, message, the fields that `fields` has given, and the traceback as
-    error.
+    """Writes time, level, logger, message, the fields that `log_fields` was given, the traceback as
+    error, and a stack as stack.  Numbers that JSON has not are null.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -32,13 +40,18 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             content["error"] = self.formatException(record.exc_info)
-        return json.dumps(content)
+        if record.stack_info:
+            content["stack"] = self.formatStack(record.stack_info)
+        return json.dumps({key: _finite(value) for key, value in content.items()})
 
 
 def log_fields(logger: logging.Logger, message: str, fields: Mapping[str, object]) -> None:
-    """Log key=value after the message; in JSON each key is one of the object's, too."""
-    text = " ".join(f"{key}={_short(value)}" for key, value in fields.items())
-    logger.info("%s %s", message, text, extra={_FIELDS: fields})
+    """Log key=value after the message as text, and each key as one of the object's as JSON."""
+    logger.info(message, extra={_FIELDS: fields})
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _short(value: object) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from pdcluster_schema.log_lines import FORMATTERS
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.tracing.request_trace import ENDED, add_event
 from tests.worker.server.conftest import Rig
@@ -22,9 +23,10 @@ def ended(caplog: pytest.LogCaptureFixture) -> Any:
     caplog.set_level("INFO", logger="pdcluster_worker")
 
     def fields() -> dict[str, Any]:
-        assert "secret" not in caplog.text
         (found,) = [record for record in caplog.records if hasattr(record, "fields")]
-        assert found.getMessage().startswith("ended request=")
+        lines = [FORMATTERS["text"].format(record) for record in caplog.records]
+        assert found.getMessage() == "ended"
+        assert "secret" not in "".join(lines)
         return vars(found)["fields"]
 
     return fields
