@@ -53,11 +53,13 @@ class PlayedEngine:
         return [fields for path, fields in self.calls if path.endswith(end)]
 
     def _seen(self, contents: list[Any]) -> dict[str, Any]:
-        """The prompt of contents that are lists of parts."""
+        """The prompt of contents of which one at least is a list of parts."""
         tokens, places, digests = list[int](), list[dict[str, int]](), list[str]()
-        for part in (part for content in contents for part in content):
-            if part["type"] == "text":
-                tokens += self.tokenizer.encode([part["text"]])[0]
+        listed = ([content] if isinstance(content, str) else content for content in contents)
+        for part in (part for parts in listed for part in parts):
+            text = part if isinstance(part, str) else part.get("text")
+            if text is not None:
+                tokens += self.tokenizer.encode([text])[0]
                 continue
             places.append({"offset": len(tokens), "length": len(self.place)})
             digests.append(sha256(part["image_url"]["url"].encode()).hexdigest())

@@ -65,6 +65,29 @@ async def test_images_go_along_with_their_places_in_the_prompt(
     assert derender["chat_request"]["messages"] == []
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_images_of_a_message_with_calls_are_sent_to_the_engine_once(
+    engine: PlayedEngine, client: openai.AsyncOpenAI, streams: bool
+) -> None:
+    calls = [{"id": "c1", "type": "function", "function": {"name": "now", "arguments": "{}"}}]
+    asked = {"role": "user", "content": "Time?"}
+    called = {"role": "assistant", "content": [shown(RED)], "tool_calls": calls}
+    answered = {"role": "tool", "tool_call_id": "c1", "content": "Noon"}
+    messages: Any = [asked, called, answered]
+    answer: Any = await client.chat.completions.create(
+        model="tiny", messages=messages, stream=streams
+    )
+    if streams:
+        _ = [chunk async for chunk in answer]
+
+    (render,), derenders = engine.of("/render"), engine.of("/derender")
+    assert render["messages"][1]["content"] == [shown(RED)]
+    assert derenders
+    for derender in derenders:
+        kept = derender["chat_request"]["messages"]
+        assert kept == [{"role": "assistant", "tool_calls": calls}]
+
+
 @pytest.mark.parametrize(
     ("part", "message"),
     [

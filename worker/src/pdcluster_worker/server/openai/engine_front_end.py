@@ -86,7 +86,11 @@ class EngineFrontEnd:
             constraint_param=rules.constraint_param or "tools",
         )
         # of the conversation a parser reads the calls alone, to number new ones
-        calls = [message for message in fields["messages"] if message.get("tool_calls")]
+        calls = [
+            {"role": message["role"], "tool_calls": message["tool_calls"]}
+            for message in fields["messages"]
+            if message.get("tool_calls")
+        ]
         kept = {**fields, "messages": calls}
         kept.pop("continue_final_message", None)
         derender = self._derender(
