@@ -227,8 +227,14 @@ def _keys(event: BlockStored, index: int) -> tuple[list[tuple[str, int]], list[A
     keys = (event.extra_keys[index] if event.extra_keys else None) or []
     if event.lora_name and keys[:1] == [event.lora_name]:
         keys = keys[1:]
-    images = [(key[0], key[1]) for key in keys if isinstance(key, list) and len(key) == 2]
-    return images, [key for key in keys if not (isinstance(key, list) and len(key) == 2)]
+    images, others = list[tuple[str, int]](), list[Any]()
+    for key in keys:
+        match key:
+            case [digest, offset]:
+                images.append((digest, offset))
+            case _:
+                others.append(key)
+    return images, others
 
 
 def _salt(event: BlockStored) -> bytes | None:

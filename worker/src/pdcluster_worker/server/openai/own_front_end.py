@@ -104,7 +104,7 @@ def prepare(served: ServedModel, request: ChatRequest) -> Prepared:
 
 def sampling_of(request: ChatRequest, constraint: Constraint | None) -> SamplingRequest:
     if request.top_logprobs is not None and not request.logprobs:
-        raise _wrong("top_logprobs", "is allowed only with logprobs=true")
+        raise field_error("top_logprobs", "is allowed only with logprobs=true")
     param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     return SamplingRequest(
         max_tokens=getattr(request, param),
@@ -146,13 +146,13 @@ def _check_continuation(request: Conversation) -> None:
         return
     name, last = "continue_final_message", request.messages[-1]
     if request.add_generation_prompt:
-        raise _wrong(
+        raise field_error(
             name,
             "is not possible with add_generation_prompt=true, which begins a new message: give one "
             "of the two",
         )
     if last.role != "assistant" or last.tool_calls or not last.text.strip():
-        raise _wrong(
+        raise field_error(
             name, "the last message must be text of role assistant, which the answer goes on with"
         )
 
@@ -182,22 +182,22 @@ def _templated(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
 
 def _check_shape(message: Message, path: str) -> None:
     if message.tool_calls and message.role != "assistant":
-        raise _wrong(
+        raise field_error(
             f"{path}.tool_calls", f"are made by role assistant, not {message.role}: leave them out"
         )
     for number, part in enumerate(message.parts):
         if part["type"] != "text":
-            raise _wrong(
+            raise field_error(
                 f"{path}.content",
                 f"part {number} is an image, which needs model.frontend: engine of the PDCluster "
                 "and a model that takes images: send text",
             )
     if message.content is None and message.role != "assistant":
-        raise _wrong(
+        raise field_error(
             f"{path}.content", f"is required for role {message.role}: give a string, or text parts"
         )
     if message.tool_call_id is not None and message.role != "tool":
-        raise _wrong(
+        raise field_error(
             f"{path}.tool_call_id", f"belongs to role tool, not {message.role}: leave it out"
         )
 
@@ -205,9 +205,11 @@ def _check_shape(message: Message, path: str) -> None:
 def _answered(message: Message, names: dict[str, str], path: str) -> dict[str, Any]:
     path = f"{path}.tool_call_id"
     if message.tool_call_id is None:
-        raise _wrong(path, "is required for role tool: give the id of the call that this answers")
+        raise field_error(
+            path, "is required for role tool: give the id of the call that this answers"
+        )
     if message.tool_call_id not in names:
-        raise _wrong(
+        raise field_error(
             path,
             f"no earlier message has a call {quoted(message.tool_call_id)} in its tool_calls: send "
             "that message too",
@@ -218,7 +220,7 @@ def _answered(message: Message, names: dict[str, str], path: str) -> dict[str, A
 def _call(call: ToolCallField, path: str) -> dict[str, Any]:
     text = call.function.arguments
     if num_containers(text) > MAX_CONTAINERS:
-        raise _wrong(
+        raise field_error(
             f"{path}.function.arguments",
             f"have more than {MAX_CONTAINERS} objects and lists, the limit of this server: send "
             "fewer",
@@ -231,7 +233,3 @@ def _call(call: ToolCallField, path: str) -> dict[str, Any]:
         "type": "function",
         "function": {"name": call.function.name, "arguments": arguments},
     }
-
-
-def _wrong(param: str, words: str) -> RequestError:
-    return field_error(param, f"{words}")
