@@ -8,10 +8,11 @@
 
 torch links 13 of them, 3 GB, when it is imported, and calls none of their functions on a CPU.  Each
 that is not installed gets a stand-in of some kilobytes in torch/lib, whose functions all return an
-error: torch.cuda.is_available() is False.  Does nothing where they are installed, or for torch's
-build for CPUs.
+error, and its text where that is asked for: torch.cuda.is_available() is False, and what needs a
+GPU raises.  Does nothing where they are installed, or for torch's build for CPUs.
 """
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,17 @@ from elftools.elf.elffile import ELFFile
 NVIDIA = ("libcu", "libnccl", "libnvrtc", "libnvshmem")
 DRIVER = "libcuda.so.1"  # of the machine; torch looks for it by itself
 NO_DEVICE = 100  # cudaErrorNoDevice, and no success anywhere else
-TRIAL = "import torch; assert not torch.cuda.is_available(); torch.ones(2, 2).matmul(torch.ones(2))"
+TEXT = re.compile(r"(Error|Status)(String|Name)$")  # of functions that return a text
+TRIAL = """
+import torch
+assert not torch.cuda.is_available()
+torch.ones(2, 2).matmul(torch.ones(2))
+for call in torch.cuda.is_current_stream_capturing, torch.cuda.init, torch.cuda.device_count:
+    try:  # transformers asks the first on every machine: an error is raised, and none ends Python
+        call()
+    except (RuntimeError, AssertionError):
+        pass
+"""
 
 Symbols = dict[str, dict[str, set[str]]]
 """Library -> version of the symbols, empty = none -> names."""
@@ -99,7 +110,7 @@ def compile_stand_in(work: Path, target: Path, versions: dict[str, set[str]]) ->
     """A library with a function for each name."""
     names = sorted(set().union(*versions.values()))
     source, script = work / "stand_in.c", work / "versions"
-    source.write_text("".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in names))
+    source.write_text("".join(map(function, names)))
     nodes = {version: sorted(found) for version, found in versions.items() if version}
     script.write_text(
         "".join(f"{node} {{ {'; '.join(found)}; }};\n" for node, found in sorted(nodes.items()))
@@ -112,6 +123,13 @@ def compile_stand_in(work: Path, target: Path, versions: dict[str, set[str]]) ->
         check=True,
     )
     target.write_bytes(part.read_bytes())
+
+
+def function(name: str) -> str:
+    """C of a function."""
+    if TEXT.search(name):
+        return f'const char *{name}(void) {{ return "this torch runs without CUDA"; }}\n'
+    return f"int {name}(void) {{ return {NO_DEVICE}; }}\n"
 
 
 if __name__ == "__main__":
