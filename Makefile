@@ -8,7 +8,8 @@ VLLM   := $(CACHE)/vllm
 ROUTERS := $(CACHE)/routers
 # Of two cores, one would often wait with fewer: tests of processes mostly wait for them.
 PROCESSES ?= 3
-SIDE_BY_SIDE := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+# A test that crashes its process is named; with a new process in its place pytest-xdist waits for ever.
+SIDE_BY_SIDE := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model kubernetes browser promtool charts docs run quick test test-apiserver test-page test-all clients check hooks gpu-run gpu-pack bench-peers bench-routers bench-operator release release-images release-test cluster cluster-down e2e clean
