@@ -233,8 +233,12 @@ def write_yaml(path: Path, content: dict[str, Any]) -> None:
 def replace_file(path: Path, text: str) -> None:
     """Atomic, also with two writers."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    temporary.write_text(text)
-    temporary.replace(path)
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -218,12 +218,13 @@ async def _serve(prepared: PreparedRun, screen: Screen) -> None:
 
         def changed(rows: Sequence[Row]) -> None:
             pid = etcd.pid if etcd else None
-            run.write_state(make_state(policy.cluster, plan, settings, pid, rows))
-            write_targets(run, cluster, plan.revision, rows)
             screen.show(rows)
             disaggregation.show(rows)
+            run.write_state(make_state(policy.cluster, plan, settings, pid, rows))
+            write_targets(run, cluster, plan.revision, rows)
 
-        watcher = Watcher(endpoints, workers_prefix(namespace, name, plan.revision), changed)
+        prefix = workers_prefix(namespace, name, plan.revision)
+        watcher = Watcher(endpoints, prefix, changed, screen.echo)
         policy = PolicyWatcher(
             prepared.request.source, cluster, run.policy, screen.echo, on_change=watcher.report
         )

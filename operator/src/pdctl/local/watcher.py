@@ -119,15 +119,24 @@ def _state(managed: ManagedProcess, record: RegisteredWorker | None, *, has_anno
 
 
 class Watcher:
-    """`changed` gets all rows when one differs; `all_ready` is set once all workers are ready."""
+    """`changed` gets all rows when one differs; `all_ready` is set once all workers are ready.
+
+    Where `changed` cannot write, `echo` gets that once, and each next poll tries again.
+    """
 
     def __init__(
-        self, endpoints: Sequence[str], prefix: str, changed: Callable[[Sequence[Row]], None]
+        self,
+        endpoints: Sequence[str],
+        prefix: str,
+        changed: Callable[[Sequence[Row]], None],
+        echo: Callable[[str], None],
     ) -> None:
         self.all_ready = asyncio.Event()
         self._endpoints = endpoints
         self._prefix = prefix
         self._changed = changed
+        self._echo = echo
+        self._is_unwritten = False
         self._records: Mapping[str, RegisteredWorker] = {}
         self._ledger = RestartLedger({})
         self._rows: tuple[Row, ...] = ()
@@ -148,14 +157,21 @@ class Watcher:
 
     def poll(self, workers: Sequence[tuple[str, str, ManagedProcess]]) -> None:
         rows = make_rows(workers, self._records, self._ledger)
-        if rows != self._rows:
+        if rows != self._rows or self._is_unwritten:
             self._rows = rows
-            self._changed(rows)
+            self.report()
         if all(row.is_ready for row in rows):
             self.all_ready.set()
 
     def report(self) -> None:
-        self._changed(self._rows)
+        try:
+            self._changed(self._rows)
+        except OSError as e:
+            if not self._is_unwritten:
+                self._echo(f"cannot write the state: {e}; the cluster goes on: free some space")
+            self._is_unwritten = True
+        else:
+            self._is_unwritten = False
 
     def http_address(self, name: str) -> str:
         """As host:port, of a ready worker."""

@@ -1,5 +1,6 @@
 """Looks at workers: the lines and their times, with etcd coming and going."""
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,7 +47,10 @@ async def test_watcher_tells_changes_only_and_keeps_what_it_knew_in_an_outage(
     etcd: FakeEtcd, keeper: ManagedProcess
 ) -> None:
     told: list[Sequence[Row]] = []
-    watched, workers = watcher.Watcher(["e:1"], "/p/", told.append), [("decode", "cpu", keeper)]
+    watched, workers = (
+        watcher.Watcher(["e:1"], "/p/", told.append, print),
+        [("decode", "cpu", keeper)],
+    )
     await watched.prime()
     for records in ({}, {"w": RECORD}, {"w": RECORD}, None):
         etcd.records = records
@@ -58,11 +62,33 @@ async def test_watcher_tells_changes_only_and_keeps_what_it_knew_in_an_outage(
     assert watched.http_address("w") == "127.0.0.1:8000"
 
 
+async def test_a_state_that_cannot_be_written_is_reported_once_and_tried_at_each_poll(
+    etcd: FakeEtcd, keeper: ManagedProcess
+) -> None:
+    tries: list[int] = []
+    reported: list[str] = []
+
+    def changed(rows: Sequence[Row]) -> None:
+        tries.append(len(rows))
+        if len(tries) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device", "state.json")
+
+    watched = watcher.Watcher(["e:1"], "/p/", changed, reported.append)
+    for _ in range(4):
+        watched.poll([("decode", "cpu", keeper)])
+
+    assert tries == [1, 1, 1]
+    assert reported == [
+        "cannot write the state: [Errno 28] No space left on device: 'state.json'; the cluster "
+        "goes on: free some space"
+    ]
+
+
 async def test_watcher_is_not_fooled_by_records_of_an_earlier_run(
     etcd: FakeEtcd, keeper: ManagedProcess
 ) -> None:
     etcd.records = {"w": RECORD}
-    watched = watcher.Watcher(["e:1"], "/p/", lambda rows: None)
+    watched = watcher.Watcher(["e:1"], "/p/", lambda rows: None, print)
     await watched.prime()
     await watched.refresh()
     watched.poll([("decode", "cpu", keeper)])
@@ -73,7 +99,7 @@ async def test_watcher_is_not_fooled_by_records_of_an_earlier_run(
 async def test_etcd_that_goes_before_the_workers_start_is_a_start_error(etcd: FakeEtcd) -> None:
     etcd.records = None
     with pytest.raises(StartError, match="etcd does not answer; it answered a moment ago"):
-        await up._prime(watcher.Watcher(["e:1"], "/p/", lambda rows: None))
+        await up._prime(watcher.Watcher(["e:1"], "/p/", lambda rows: None, print))
 
 
 def test_port_that_is_not_ours_is_a_start_error(monkeypatch: pytest.MonkeyPatch) -> None:

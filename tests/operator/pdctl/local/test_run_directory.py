@@ -179,6 +179,10 @@ def test_replaced_file_leaves_no_other(tmp_path: Path) -> None:
     replace_file(tmp_path / "a", "2")
 
     assert [path.read_text() for path in tmp_path.iterdir()] == ["2"]
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        replace_file(tmp_path / "folder", "3")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "folder"]
 
 
 @pytest.mark.parametrize(
