@@ -19,6 +19,7 @@ from pdctl.cli.completion import Cluster
 from pdctl.cli.options import STDIN, StateDir, read_text, reported
 from pdctl.cli.status import find_directory
 from pdctl.local.run_directory import RunDirectory, default_state_dir, read_api_key
+from pdctl.local.up import check_key
 
 _CONNECT_SECONDS = 10.0
 _PREFILL_HEADER, _ROUTE_HEADER = "x-pdcluster-prefill", "x-pdcluster-route"
@@ -44,6 +45,19 @@ class ChatTarget:
 
 
 @dataclass
+class _Deltas:
+    """Joins the halves of a surrogate pair that came in two deltas; one alone becomes U+FFFD."""
+
+    half: str = ""
+
+    def whole(self, delta: str) -> str:
+        text = self.half + delta
+        self.half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
+        whole = text.removesuffix(self.half)
+        return whole.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+@dataclass
 class ChatAnswer:
     """The part of an answer that has come.
 
@@ -56,6 +70,8 @@ class ChatAnswer:
     num_tokens: int | None = None
     prefill: str | None = None
     route: str = ""
+    content: _Deltas = field(default_factory=_Deltas)
+    reasoning: _Deltas = field(default_factory=_Deltas)
 
     def figures(self) -> str:
         """Time to the first token, tokens a second, where it was prefilled and why.
@@ -129,12 +145,15 @@ def _take(event: dict[str, Any], answer: ChatAnswer) -> None:
         if reasoning or delta.get("content"):
             answer.arrivals.append(time.monotonic())
         if reasoning:
-            typer.secho(reasoning, nl=False, dim=True, err=True)
-        if text := delta.get("content"):
+            typer.secho(answer.reasoning.whole(reasoning), nl=False, dim=True, err=True)
+        if delta.get("content"):
+            text = answer.content.whole(delta["content"])
             answer.text += text
             typer.echo(text, nl=False)
     if usage := event.get("usage"):
-        answer.num_tokens = int(usage["completion_tokens"])
+        if not isinstance(usage["completion_tokens"], int):
+            raise TypeError(f"usage.completion_tokens is {usage['completion_tokens']!r}")
+        answer.num_tokens = usage["completion_tokens"]
 
 
 async def _first_model(session: aiohttp.ClientSession, base_url: str) -> str:
@@ -237,6 +256,7 @@ def chat_command(
     with reported():
         if url is not None and name is not None:
             raise StartError("give a NAME or --url, not both", exit_code=2)
+        check_key(api_key)
         if url is None:
             target = _local(*find_directory(state_dir or default_state_dir(), name), model, api_key)
         elif not url.startswith(("http://", "https://")):

@@ -26,6 +26,7 @@ from pdctl.cli.status import find_local_run
 from pdctl.cli.table import table
 from pdctl.cli.traces import TraceQuery, render_request
 from pdctl.local.run_directory import default_state_dir
+from pdctl.local.up import check_key
 
 Body = Mapping[str, Any]
 
@@ -202,6 +203,7 @@ def why_command(
     kube_context = KubeContext(kubeconfig, context, namespace)
     with reported():
         if request is not None:
+            check_key(api_key)
             query = TraceQuery(request, name, url, api_key, state)
             typer.echo(render_request(query, kube_context))
             return

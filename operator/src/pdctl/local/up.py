@@ -165,11 +165,15 @@ def _check_host(host: str, api_key: str | None) -> None:
             "PDCLUSTER_API_KEY or --api-key-file, or leave --host out",
             exit_code=2,
         )
-    if api_key is not None and not (
-        api_key.isascii() and api_key.isprintable() and " " not in api_key
-    ):
+    check_key(api_key)
+
+
+def check_key(key: str | None) -> None:
+    """Raises StartError for one that no header can hold."""
+    if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
         reason = (
-            "--api-key: a client can send printable ASCII without spaces alone; give such a key"
+            "--api-key, or PDCLUSTER_API_KEY: a client can send printable ASCII without spaces "
+            "alone; give such a key"
         )
         raise StartError(reason, exit_code=2)
 

@@ -76,12 +76,30 @@ def test_an_answer_that_is_not_whole_is_an_error(answer: bytes, error: str) -> N
     assert f"error: {error}" in result.stderr
 
 
-def test_a_server_of_another_api_is_named() -> None:
-    with serving_aside(lambda body: events({"choices": [1]})) as server:
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        ({"choices": [1]}, "AttributeError"),
+        ({"choices": [{"delta": {"content": 5}}]}, "TypeError"),
+        (
+            {"choices": [], "usage": {"completion_tokens": "many"}},
+            "TypeError(\"usage.completion_tokens is 'many'\")",
+        ),
+    ],
+)
+def test_a_server_of_another_api_is_named(event: dict[str, Any], reason: str) -> None:
+    with serving_aside(lambda body: events(event)) as server:
         result = asked(server.base_url, "hi")
 
     assert result.exit_code == 1
-    assert "an event is not of OpenAI's API: AttributeError" in result.stderr
+    assert f"an event is not of OpenAI's API: {reason}" in result.stderr
+
+
+def test_halves_of_a_surrogate_pair_are_joined_and_one_alone_is_replaced() -> None:
+    with serving_aside(lambda body: said("a\ud83d", "\ude00b", "\ude00", "\ud83d", "c")) as server:
+        result = asked(server.base_url, "hi")
+
+    assert (result.exit_code, result.stdout) == (0, "a\U0001f600b\ufffd\ufffdc\n")
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
@@ -102,6 +120,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
         (["--url", "127.0.0.1:8000"], "hi", "--url: must begin with http:// or https://, not '127"),
         (["chat", "--url", "http://a"], "hi", "give a NAME or --url, not both"),
         (["--url", "http://a"], " \n", "stdin is empty; write a prompt to it"),
+        (["--api-key", "sec\nret"], "hi", "--api-key, or PDCLUSTER_API_KEY: a client can send "),
     ],
 )
 def test_wrong_input_is_named(arguments: list[str], prompt: str, error: str) -> None:

@@ -152,6 +152,13 @@ def test_why_request_passes_on_what_a_worker_refuses(
     assert "401: incorrect API key provided" in result.stderr
 
 
+def test_why_request_refuses_a_key_that_no_header_can_hold(why: Callable[..., Any]) -> None:
+    result = why("--url", "http://127.0.0.1:9", "--api-key", "sec\nret")
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: --api-key, or PDCLUSTER_API_KEY: a client can send ")
+
+
 def test_why_request_needs_a_cluster_to_ask(why: Callable[..., Any]) -> None:
     result = why()
 
