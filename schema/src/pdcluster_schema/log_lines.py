@@ -22,7 +22,7 @@ class OneLineText(logging.Formatter):
         return super().formatMessage(record) + "".join(words)
 
     def format(self, record: logging.LogRecord) -> str:
-        return super().format(record).replace("\\", "\\\\").translate(_ESCAPED)
+        return super().format(record).replace("\\", "\\\\").translate(ESCAPED)
 
 
 class JsonLines(logging.Formatter):
@@ -63,7 +63,8 @@ def _short(value: object) -> str:
 _FIELDS = "fields"
 _PLAIN = re.compile(r"[\w.,:/-]+")
 _ENDS = [*range(32), *range(0x7F, 0xA0), 0x2028, 0x2029]
-_ESCAPED = {code: repr(chr(code))[1:-1] for code in _ENDS}
+ESCAPED = {code: repr(chr(code))[1:-1] for code in _ENDS}
+"""Control characters and line ends by their codes, for str.translate."""
 
 FORMATTERS: Mapping[str, logging.Formatter] = {
     "text": OneLineText("%(asctime)s %(levelname)s %(name)s %(message)s"),

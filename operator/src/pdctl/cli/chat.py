@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-import re
 import readline  # noqa: F401 - lines of input() can be edited, and come back
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import aiohttp
@@ -15,6 +14,7 @@ import typer
 
 from pdcluster_api.errors import IncompleteAnswerError, StartError, no_answer
 from pdctl.bench.openai import completion_event, server_sent_events
+from pdctl.cli.chat_answer import ChatAnswer, plain
 from pdctl.cli.completion import Cluster
 from pdctl.cli.options import STDIN, StateDir, read_text, reported
 from pdctl.cli.status import find_directory
@@ -37,67 +37,12 @@ class ChatTarget:
     model: str | None
     api_key: str | None
     temperature: float | None = None
+    max_tokens: int | None = None
 
     @property
     def headers(self) -> dict[str, str]:
         key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return {_ROUTE_HEADER: "1", **key}
-
-
-@dataclass
-class _Deltas:
-    """Joins the halves of a surrogate pair that came in two deltas; one alone becomes U+FFFD."""
-
-    half: str = ""
-
-    def whole(self, delta: str) -> str:
-        text = self.half + delta
-        self.half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
-        whole = text.removesuffix(self.half)
-        return whole.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
-@dataclass
-class ChatAnswer:
-    """The part of an answer that has come.
-
-    arrivals: time of each event with text.  num_tokens: None until the answer has ended.
-    """
-
-    began: float = field(default_factory=time.monotonic)
-    text: str = ""
-    arrivals: list[float] = field(default_factory=list)
-    num_tokens: int | None = None
-    prefill: str | None = None
-    route: str = ""
-    content: _Deltas = field(default_factory=_Deltas)
-    reasoning: _Deltas = field(default_factory=_Deltas)
-
-    def figures(self) -> str:
-        """Time to the first token, tokens a second, where it was prefilled and why.
-
-        >>> route = "decode worker=d; offload prefill=remote reason=rule threshold=256"
-        >>> ChatAnswer(1.0, "a b", [1.25, 1.75], 6, "remote", f"{route} uncached_tokens=300"
-        ...     ).figures()
-        '250 ms to the first token, 10.0 tokens/s, prefill remote (rule, 300 uncached tokens)'
-        """
-        if not self.arrivals:
-            return "no token came"
-        parts = [f"{1000 * (self.arrivals[0] - self.began):.0f} ms to the first token"]
-        seconds = self.arrivals[-1] - self.arrivals[0]
-        if self.num_tokens and self.num_tokens > 1 and seconds > 0:
-            parts.append(f"{(self.num_tokens - 1) / seconds:.1f} tokens/s")
-        if self.prefill:
-            parts.append(f"prefill {self.prefill}{self._why()}")
-        return ", ".join(parts)
-
-    def _why(self) -> str:
-        offload = re.search(r"\boffload [^;]*", self.route)
-        facts = dict(re.findall(r"(\w+)=(\S+)", offload[0])) if offload else {}
-        if "reason" not in facts:
-            return ""
-        reason, uncached = facts["reason"], facts.get("uncached_tokens")
-        return f" ({reason}, {uncached} uncached tokens)" if uncached else f" ({reason})"
 
 
 async def ask(target: ChatTarget, messages: list[Message], answer: ChatAnswer) -> None:
@@ -112,21 +57,24 @@ async def ask(target: ChatTarget, messages: list[Message], answer: ChatAnswer) -
                 "stream": True,
                 "stream_options": {"include_usage": True},
             }
+            if target.max_tokens is not None:
+                body["max_tokens"] = target.max_tokens
             if target.temperature is not None:
                 body["temperature"] = target.temperature
             url, answer.began = f"{target.base_url}/v1/chat/completions", time.monotonic()
             async with session.post(url, json=body) as response:
                 await _check(response)
-                answer.prefill = response.headers.get(_PREFILL_HEADER)
-                answer.route = response.headers.get(_ROUTE_HEADER, "")
+                answer.prefill = plain(response.headers.get(_PREFILL_HEADER, ""))
+                answer.route = plain(response.headers.get(_ROUTE_HEADER, ""))
                 is_whole = False
                 async for data in server_sent_events(response.content):
                     if data == b"[DONE]":
                         is_whole = True
                     else:
-                        _take(completion_event(data), answer)
+                        answer.take(completion_event(data))
     except IncompleteAnswerError as e:
-        raise StartError(f"the answer ended early: {e}", exit_code=1) from e
+        message = plain(f"the answer ended early: {e}")
+        raise StartError(message, exit_code=1) from e
     except (LookupError, TypeError, AttributeError) as e:
         message = f"{target.base_url}: an event is not of OpenAI's API: {e!r}; correct --url"
         raise StartError(message, exit_code=1) from e
@@ -136,24 +84,6 @@ async def ask(target: ChatTarget, messages: list[Message], answer: ChatAnswer) -
         raise StartError(message, exit_code=1) from e
     if not is_whole:
         raise StartError("the answer ended early: its stream has no end", exit_code=1)
-
-
-def _take(event: dict[str, Any], answer: ChatAnswer) -> None:
-    for choice in event["choices"]:
-        delta = choice.get("delta") or {}
-        reasoning = delta.get("reasoning_content") or delta.get("reasoning")
-        if reasoning or delta.get("content"):
-            answer.arrivals.append(time.monotonic())
-        if reasoning:
-            typer.secho(answer.reasoning.whole(reasoning), nl=False, dim=True, err=True)
-        if delta.get("content"):
-            text = answer.content.whole(delta["content"])
-            answer.text += text
-            typer.echo(text, nl=False)
-    if usage := event.get("usage"):
-        if not isinstance(usage["completion_tokens"], int):
-            raise TypeError(f"usage.completion_tokens is {usage['completion_tokens']!r}")
-        answer.num_tokens = usage["completion_tokens"]
 
 
 async def _first_model(session: aiohttp.ClientSession, base_url: str) -> str:
@@ -175,7 +105,8 @@ async def _check(response: aiohttp.ClientResponse) -> None:
     except (ValueError, LookupError, TypeError):
         reason = response.reason
     fix = "; give --api-key or PDCLUSTER_API_KEY" if response.status == 401 else ""
-    raise StartError(f"{response.url}: {response.status}: {reason}{fix}", exit_code=1)
+    message = plain(f"{response.url}: {response.status}: {reason}{fix}")
+    raise StartError(message, exit_code=1)
 
 
 def converse(target: ChatTarget) -> None:
@@ -245,6 +176,9 @@ def chat_command(
         float | None,
         typer.Option(min=0, max=2, help="0 = the likeliest token each time; else the server's own"),
     ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, metavar="N", help="where an answer is cut")
+    ] = 512,
     state_dir: StateDir = None,
 ) -> None:
     """Chat with a cluster that runs on this machine. After each answer a line says how fast it
@@ -264,7 +198,7 @@ def chat_command(
             raise StartError(f"{reason}; write http://HOST:PORT", exit_code=2)
         else:
             target = ChatTarget(url.rstrip("/").removesuffix("/v1"), model, api_key)
-        target = replace(target, temperature=temperature)
+        target = replace(target, temperature=temperature, max_tokens=max_tokens)
         if sys.stdin.isatty():
             converse(target)
         elif prompt := read_text(STDIN).strip():

@@ -60,6 +60,18 @@ def test_model_and_temperature_of_the_options_are_asked_for() -> None:
     assert (server.bodies[0]["model"], server.bodies[0]["temperature"]) == ("large", 0)
 
 
+@pytest.mark.parametrize(("options", "asked_for"), [([], 512), (["--max-tokens", "2"], 2)])
+def test_an_answer_is_cut_at_max_tokens_and_the_figures_say_so(
+    options: list[str], asked_for: int
+) -> None:
+    end = events({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
+    with serving_aside(lambda body: end + said("one", "two")) as server:
+        result = asked(server.base_url, "hi", *options)
+
+    assert server.bodies[0]["max_tokens"] == asked_for
+    assert result.stderr.endswith(", cut by its length: see --max-tokens\n")
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
@@ -74,6 +86,24 @@ def test_an_answer_that_is_not_whole_is_an_error(answer: bytes, error: str) -> N
 
     assert result.exit_code == 1
     assert f"error: {error}" in result.stderr
+
+
+def test_control_characters_are_shown_of_an_answer_are_shown_by_their_codes() -> None:
+    title, clipboard = "\x1b]0;mine\x07", "\x9d52;c;bWluZQ==\x9c"
+    thought = {"choices": [{"delta": {"reasoning_content": title}}]}
+    with serving_aside(lambda body: events(thought) + said(title, "\n\ta", clipboard)) as server:
+        result = asked(server.base_url, "hi")
+
+    shown = "\\x1b]0;mine\\x07"
+    assert result.stdout == f"{shown}\n\ta\\x9d52;c;bWluZQ==\\x9c\n"
+    assert result.stderr.startswith(shown)
+
+
+def test_control_characters_of_an_error_are_shown_by_their_codes() -> None:
+    with serving_aside(lambda body: events({"error": "\x1b[2J"})) as server:
+        result = asked(server.base_url, "hi")
+
+    assert result.stderr == "error: the answer ended early: error event: \\x1b[2J\n"
 
 
 @pytest.mark.parametrize(
@@ -158,6 +188,17 @@ def test_an_ingress_that_is_not_ready_is_named(tmp_path: Path) -> None:
     )
 
 
+def test_odd_bytes_of_headers_are_shown_plainly(
+    endless: tuple[str, list[bytes]], terminal: Callable[..., "Terminal"]
+) -> None:
+    chat = terminal("chat", "--url", endless[0], "--model", "m")
+    chat.shows("> ")
+    chat.type("count\n")
+    chat.shows("and on")
+    chat.process.send_signal(signal.SIGINT)
+    chat.shows("prefill ?\\x9b")
+
+
 class Terminal:
     """A pdctl on a terminal of its own."""
 
@@ -214,7 +255,8 @@ def endless() -> Iterator[tuple[str, list[bytes]]]:
     class Endless(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             requests.append(self.request.recv(65536))
-            self.request.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+            self.request.sendall(head + b"x-pdcluster-prefill: \xff\xc2\x9b\r\n\r\n")
             with contextlib.suppress(OSError):
                 while True:
                     delta = {"content": "and on "}
