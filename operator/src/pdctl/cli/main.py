@@ -73,17 +73,19 @@ def status_command(
             "--watch",
             "-w",
             help="show each change until the cluster ends: a live table on a terminal, else a line "
-            "for each change",
+            "for each change; exits with 0 where it was drained, or ended by `pdctl down`, and "
+            "with 1 where it failed or was killed",
         ),
     ] = False,
     state_dir: StateDir = None,
 ) -> None:
     """Show the workers of a cluster that runs on this machine."""
     with reported():
-        run, _ = find_directory(state_dir or default_state_dir(), name)
+        run, state = find_directory(state_dir or default_state_dir(), name)
         if watch:
             watch_status(run, output)
-        typer.echo(render_status(run.read_all(), output))
+        else:
+            typer.echo(render_status(state | run.read_all(), output))
 
 
 app.command("chat")(chat_command)

@@ -67,11 +67,15 @@ def render_status(state: dict[str, Any], output: Literal["table", "json"]) -> st
 
 
 def watch_status(run: RunDirectory, output: Literal["table", "json"]) -> None:
-    """Show each change until the run has ended.  Raises StartError then (exit code 1)."""
+    """Show each change until the run has ended, or its folder is gone.  Raises StartError (exit
+    code 1) where it was not drained.
+    """
     shown: dict[str, Any] = {}
     with make_screen(progress=output == "table") as screen:
         while True:
             is_alive, state = run.is_alive, run.read_all()
+            if not state:
+                break
             if state != shown and output == "json":
                 typer.echo(json.dumps(state))
             elif state != shown:
@@ -80,7 +84,10 @@ def watch_status(run: RunDirectory, output: Literal["table", "json"]) -> None:
                 break
             shown = state
             time.sleep(_WATCH_SECONDS)
-    raise StartError(f"{run.name} has ended; its logs: pdctl logs {run.name}", exit_code=1)
+    if not all(worker["state"] == "stopped" for worker in state.get("workers", ())):
+        message = f"{run.name} failed or was killed; its logs: pdctl logs {run.name}"
+        raise StartError(message, exit_code=1)
+    typer.echo(f"{run.name} has ended", err=True)
 
 
 def _notes(state: Mapping[str, Any]) -> list[str]:

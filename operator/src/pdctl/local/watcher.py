@@ -228,7 +228,7 @@ def _worker(row: Row) -> dict[str, Any]:
 
 
 def rows_of(state: Mapping[str, Any]) -> list[Row]:
-    """Rows of a state that another pdctl wrote."""
+    """Rows of a state that another pdctl wrote; none where its folder is gone."""
     return [
         Row(
             name=worker["name"],
@@ -240,7 +240,7 @@ def rows_of(state: Mapping[str, Any]) -> list[Row]:
             log=Path(worker["log"]),
             addresses={kind: worker[kind] for kind in ("http", "grpc", "kv") if worker.get(kind)},
         )
-        for worker in state["workers"]
+        for worker in state.get("workers", ())
     ]
 
 

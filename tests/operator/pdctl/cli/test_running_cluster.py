@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from pdcluster_api.errors import StartError
+from pdctl.cli.status import watch_status
 from pdctl.local import ending
 from pdctl.local.ending import end_run
 from pdctl.local.run_directory import RunDirectory, runs
@@ -237,12 +240,47 @@ async def test_watched_status_shows_changes_until_the_run_ends(run: Run, begin: 
     of_one = [line.removeprefix(f"{WORKERS[0]}: ") for line in changes if WORKERS[0] in line]
     # "starting" may be shorter than a look at the state
     assert [state for state in of_one if state != "starting"] == ["restarting", "ready", "stopped"]
-    assert changes[-1] == "error: chat has ended; its logs: pdctl logs chat"
+    assert changes[-1] == "chat has ended"
     states = [json.loads(line) for line in [shown[objects], *json_lines.splitlines()[:-1]]]
     assert [state["workers"][0]["restarts"] for state in states] == sorted(
         state["workers"][0]["restarts"] for state in states
     )
-    assert (lines.returncode, objects.returncode) == (1, 1)
+    assert (lines.returncode, objects.returncode) == (0, 0)
+
+
+@pytest.mark.parametrize("state", ["ready", "failed"])
+def test_watched_status_fails_with_a_run_that_was_not_drained(tmp_path: Path, state: str) -> None:
+    directory = RunDirectory(tmp_path / "chat" / "run-1-1-x")
+    directory.path.mkdir(parents=True)
+    worker = {"name": "w", "role": "decode", "pool": "", "state": state, "pid": 1, "restarts": 0}
+    directory.write_state({"name": "chat", "workers": [{**worker, "log": "w.log"}]})
+
+    with pytest.raises(StartError, match="chat failed or was killed; its logs: pdctl logs chat"):
+        watch_status(directory, "table")
+
+
+def test_watched_status_ends_where_the_folder_of_the_run_is_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = RunDirectory.create(tmp_path, "chat")
+    shutil.rmtree(directory.path)
+    watch_status(directory, "json")
+
+    assert capsys.readouterr() == ("", "chat has ended\n")
+
+
+async def test_down_ends_a_run_whose_folder_is_gone(
+    start: Callable[..., Run], begin: Begin, wait_until: Callable[..., Any]
+) -> None:
+    run = await started(start, "stubborn")
+    down = begin("down")
+    await run.shows("draining")
+    shutil.rmtree(run.state_dir)
+    begin("down", "--now").communicate(timeout=30)
+    run.process.send_signal(signal.SIGINT)
+    output, _ = down.communicate(timeout=30)
+
+    assert (down.returncode, output.splitlines()[-1][:14]) == (0, "chat has ended")
 
 
 async def test_watched_status_is_a_live_table_on_a_terminal(
