@@ -21,7 +21,7 @@ MODEL = (
     "a model's folder or GGUF file, or OWNER/NAME or OWNER/NAME@REVISION of the Hugging Face hub"
 )
 _REPOSITORY = re.compile(
-    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>\S+))?", re.ASCII
+    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>.+))?", re.ASCII | re.DOTALL
 )
 _FILE_ENDINGS = (".yaml", ".yml")
 _NAME_LENGTH = 30  # with a role, a pool and a revision it still is a name of Kubernetes
@@ -70,9 +70,9 @@ def file_text(model: str, document: dict[str, Any]) -> str:
 
 def _source(model: str) -> dict[str, Any]:
     """Fields of spec.model that say what it is."""
-    if is_cluster_file(model):
-        raise StartError(f"{model}: is a file already; give {MODEL}", exit_code=2)
     path = Path(model).expanduser()
+    if is_cluster_file(model) and (model == "-" or path.exists()):
+        raise StartError(f"{model}: is a file already; give {MODEL}", exit_code=2)
     if path.is_dir():
         if gguf_of(path) is None and not (path / "config.json").is_file():
             raise StartError(
@@ -84,11 +84,23 @@ def _source(model: str) -> dict[str, Any]:
         return {"name": folder.name, "path": str(folder)}
     if is_gguf(path):
         return {"name": path.stem, "path": str(path.resolve())}
+    is_name_of_file = path.suffix.lower() in (".gguf", *_FILE_ENDINGS)
+    if not path.exists() and (is_name_of_file or ("/" in model and path.parent.is_dir())):
+        raise StartError(f"no file at {model}; correct the path, or give {MODEL}", exit_code=2)
     found = _REPOSITORY.fullmatch(model)
     if found is None:
         raise StartError(
             f"{model}: no file or folder is there, and it is no name of the hub; give {MODEL}, or "
             "a PDCluster file to `pdctl up`",
+            exit_code=2,
+        )
+    revision = found["revision"]
+    if revision and (
+        ".." in revision or revision[0] in "-/" or not revision.isprintable() or " " in revision
+    ):
+        raise StartError(
+            f"REVISION {revision!r}: must be a branch, tag or commit without '..', spaces, control "
+            "characters and a leading '-' or '/'; correct it",
             exit_code=2,
         )
     hub = {name: value for name, value in found.groupdict().items() if value is not None}

@@ -172,7 +172,7 @@ def default_state_dir() -> Path:
 
 
 def runs(state_dir: Path, name: str | None = None) -> list[RunDirectory]:
-    """Of a name, or all; the newest last.  Those that another pdctl removes meanwhile are not."""
+    """Runs of a name, or all; the newest last.  One that is removed meanwhile is left out."""
     dated = []
     for folder in _entries(state_dir):
         for path in _entries(folder) if name in (None, folder.name) else ():

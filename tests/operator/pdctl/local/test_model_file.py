@@ -117,6 +117,24 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     assert refused.value.exit_code == 2
 
 
+@pytest.mark.parametrize("model", ["org/missing.gguf", "models/absent", "examples/chat.yml"])
+def test_a_path_without_a_file_is_no_repository(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StartError, match=f"^no file at {model}; correct the path") as refused:
+        document_of(model, ModelOptions(mixed=1))
+
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize("revision", ["../x", "-v", "/v", "a b", "a\x1bb", "a\n"])
+def test_a_revision_that_the_hub_cannot_have_is_refused(revision: str) -> None:
+    with pytest.raises(StartError, match=r"^REVISION .* must be a branch, tag or commit"):
+        document_of(f"org/tiny@{revision}", ModelOptions(mixed=1))
+
+
 def test_files_and_models_differ_by_their_names(tmp_path: Path) -> None:
     (tmp_path / "cluster").write_text("")
     (tmp_path / "tiny.gguf").write_text("")

@@ -64,7 +64,7 @@ def test_a_name_is_no_pattern_and_no_path(name: str, tmp_path: Path) -> None:
     assert runs(tmp_path, "chat") == [run]
 
 
-def test_runs_that_are_removed_during_a_look_are_passed_over(
+def test_runs_that_are_removed_during_a_look_are_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, removed = (RunDirectory.create(tmp_path, "chat") for _ in range(2))
