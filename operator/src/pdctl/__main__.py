@@ -1,6 +1,6 @@
-"""`python -m pdctl` is `pdctl`."""
+"""`python -m pdctl` is `pdctl`, in its help and its completion too."""
 
-from pdctl.cli.main import main
+from pdctl.cli.main import app
 
 if __name__ == "__main__":
-    main()
+    app(prog_name="pdctl")

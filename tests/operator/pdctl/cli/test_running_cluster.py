@@ -345,3 +345,14 @@ def test_completion_has_a_script_for_each_shell(shell: str) -> None:
 
     assert result.exit_code == 0
     assert f"_PDCTL_COMPLETE=complete_{shell}" in result.output
+
+
+def test_python_m_completes_and_helps_by_the_name_of_the_program() -> None:
+    command = [sys.executable, "-m", "pdctl"]
+    script = subprocess.run(
+        [*command, "completion", "bash"], capture_output=True, text=True, check=True
+    )
+    usage = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
+
+    assert "_PDCTL_COMPLETE=complete_bash" in script.stdout
+    assert "Usage: pdctl " in usage.stdout
