@@ -1,6 +1,6 @@
 """The cluster as its ingress worker sees it: members in each state, their load, the last hour."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from msgspec.structs import replace
@@ -98,21 +98,63 @@ async def test_own_load_counts_kv_and_prefills(view: ClusterView, worker, engine
     assert view.overview("p0 is lost").problem == "p0 is lost"
 
 
-async def test_the_last_hour_has_growth_only_and_as_many_periods(
-    view: ClusterView, directory: Directory
-) -> None:
-    peer = directory.peer("p0")
-    peer.state = "ready"
-    for remote, local in ((7, 7), (9, 7), (1, 0), (1, 0)):  # restarted before the third
-        peer.load = WorkerLoad(remote_prefills=remote, local_prefills=local)
+@pytest.fixture
+def count(view: ClusterView, directory: Directory) -> Callable[..., tuple[int, int]]:
+    """End a period in which p0 has these counts, and get what the period is said to have had."""
+
+    def sample(*prefills: int, engine: str = "engine-p0") -> tuple[int, int]:
+        peer = directory.peer("p0")
+        if engine != peer.record.engine_id:
+            members = {each.pod: each for each in directory.members()}
+            directory.set_members({**members, "p0": record("p0", "prefill", engine_id=engine)})
+            peer = directory.peer("p0")
+        peer.state, peer.load = "lost", WorkerLoad()
+        if prefills:
+            peer.state = "ready"
+            peer.load = WorkerLoad(remote_prefills=prefills[0], local_prefills=prefills[1])
         view.sample()
-    history = view.overview(None).history
+        history = view.overview(None).history
+        return history.remote[-1], history.local[-1]
 
-    assert (history.remote, history.local) == ([0, 2, 1, 0], [0, 0, 0, 0])
-    assert history.ready == {"decode": [1] * 4, "prefill": [1] * 4, "router": [1] * 4}
+    return sample
 
-    directory.set_members({"d0": record("d0", "decode")})
+
+async def test_the_last_hour_has_growth_only(
+    view: ClusterView, count: Callable[..., tuple[int, int]]
+) -> None:
+    assert [count(7, 7), count(9, 7)] == [(0, 0), (2, 0)]
+    assert count(1, 3, engine="restarted") == (1, 3)
+    assert count(1, 3, engine="restarted") == (0, 0)
+    assert view.overview(None).history.ready == {
+        role: [1] * 4 for role in ("decode", "prefill", "router")
+    }
+
+
+async def test_a_worker_that_is_seen_late_adds_nothing_of_its_life_before(
+    view: ClusterView, count: Callable[..., tuple[int, int]]
+) -> None:
+    view.sample()
+    assert [count(700, 70), count(701, 72)] == [(0, 0), (1, 2)]
+
+
+async def test_a_worker_that_was_away_adds_what_it_did_meanwhile_if_that_is_of_this_hour(
+    view: ClusterView, directory: Directory, count: Callable[..., tuple[int, int]]
+) -> None:
+    count(700, 70)
+    assert [count(), count(703, 70)] == [(0, 0), (3, 0)]
+    assert [count(0, 0), count(704, 70)] == [(0, 0), (1, 0)]  # connected again, no report yet
+    for _ in range(NUM_PERIODS - 1):
+        count()
+    assert count(705, 70) == (1, 0)
+
     for _ in range(NUM_PERIODS):
+        count()
+    assert count(900, 90) == (0, 0)
+
+
+async def test_the_last_hour_has_as_many_periods(view: ClusterView, directory: Directory) -> None:
+    directory.set_members({"d0": record("d0", "decode")})
+    for _ in range(NUM_PERIODS + 1):
         view.sample()
     history = view.overview(None).history
     assert history.ready == {"decode": [1] * NUM_PERIODS}

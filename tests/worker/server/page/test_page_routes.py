@@ -53,6 +53,7 @@ async def test_nothing_of_the_page_is_elsewhere(http: httpx.AsyncClient) -> None
         ("GET", ""),
         ("GET", "application/json"),
         ("GET", "text/html;q=0, */*"),
+        ("GET", "text/html;q=0., application/xhtml+xml; Q=0.000"),
         ("GET", "text/htmlx"),
         ("POST", "text/html"),
     ],
@@ -65,6 +66,16 @@ async def test_other_clients_find_nothing_there_as_before(
     assert answer.status_code == 404
     message = answer.json()["error"]["message"]
     assert message.startswith(f"{method} /: there is no such path")
+    assert answer.headers.get("vary") == (None if method == "POST" else "accept")
+
+
+@pytest.mark.parametrize(
+    "accept", ["text/html;q=0, application/xhtml+xml", "text/html;level=1;q=0.001", "text/html;q=x"]
+)
+async def test_one_kind_of_html_that_is_taken_is_enough(
+    http: httpx.AsyncClient, accept: str
+) -> None:
+    assert (await http.get("/", headers={"accept": accept})).status_code == 200
 
 
 async def test_no_page_at_a_prefill_worker(rig: Rig) -> None:
@@ -77,12 +88,13 @@ async def test_no_page_at_a_prefill_worker(rig: Rig) -> None:
 @pytest.mark.parametrize("path", ["/", "/page/page.css", "/debug/cluster"])
 async def test_a_client_that_has_it_gets_304(http: httpx.AsyncClient, path: str) -> None:
     first = await http.get(path, headers=BROWSER)
-    again, other = [
+    again, every, other = [
         await http.get(path, headers={**BROWSER, "if-none-match": tag})
-        for tag in (f'"x", W/{first.headers["etag"]}', '"x"')
+        for tag in (f'"x", W/{first.headers["etag"]}', "*", '"x"')
     ]
 
     assert (again.status_code, again.content, other.status_code) == (304, b"", 200)
+    assert (every.status_code, every.headers.get("vary")) == (304, first.headers.get("vary"))
     assert again.headers["etag"] == first.headers["etag"]
     assert first.headers["cache-control"] == "private, no-cache"
 

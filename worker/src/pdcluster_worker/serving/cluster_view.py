@@ -33,6 +33,15 @@ class _Sample:
     prefills: _Prefills
 
 
+@dataclass(slots=True)
+class _Counted:
+    """age: samples since it was seen."""
+
+    engine_id: str
+    prefills: _Prefills
+    age: int = 0
+
+
 class ClusterView:
     def __init__(
         self, config: WorkerConfig, identity: Identity, worker: WorkerContext, directory: Directory
@@ -42,7 +51,7 @@ class ClusterView:
         self._worker = worker
         self._directory = directory
         self._samples: deque[_Sample] = deque(maxlen=NUM_PERIODS)
-        self._counted: dict[str, _Prefills] = {}  # by pod, at the last sample
+        self._counted: dict[str, _Counted] = {}  # by pod, of the last hour
 
     async def run(self) -> None:
         while True:
@@ -51,23 +60,32 @@ class ClusterView:
 
     def sample(self) -> None:
         """End a period."""
-        workers = self._workers()
         ready: dict[str, int] = {}
-        for worker in workers:
+        grown = [(0, 0)]
+        for record in self._directory.members():
+            worker = self._seen(record)
             ready[worker.role] = ready.get(worker.role, 0) + (worker.state == "ready")
-        counted = {
-            each.pod: (each.figures.remote_prefills, each.figures.local_prefills)
-            for each in workers
-            if each.figures is not None
-        }
-        grown = [
-            _growth(self._counted.get(pod, (0, 0)), now)
-            for pod, now in counted.items()
-            if pod in self._counted or self._samples
-        ]
-        known = {**self._counted, **counted}
-        self._counted = {each.pod: known[each.pod] for each in workers if each.pod in known}
-        self._samples.append(_Sample(ready, (sum(r for r, _ in grown), sum(n for _, n in grown))))
+            if (figures := worker.figures) is not None:
+                prefills = figures.remote_prefills, figures.local_prefills
+                grown.append(self._growth(record, prefills))
+        remote, local = (sum(counts) for counts in zip(*grown, strict=True))
+        self._samples.append(_Sample(ready, (remote, local)))
+        for pod, last in list(self._counted.items()):
+            last.age += 1
+            if last.age > NUM_PERIODS:
+                del self._counted[pod]
+
+    def _growth(self, record: WorkerRecord, now: _Prefills) -> _Prefills:
+        """Since this pod's last value.  Another engine of the pod counts from 0; of a pod that is
+        new here it is not known when its counts were made.
+        """
+        last = self._counted.get(record.pod)
+        before = now if last is None else (0, 0)
+        if last is not None and last.engine_id == record.engine_id:
+            before = last.prefills
+            now = max(before[0], now[0]), max(before[1], now[1])  # 0 until a new connection reports
+        self._counted[record.pod] = _Counted(record.engine_id, now)
+        return now[0] - before[0], now[1] - before[1]
 
     def overview(self, problem: str | None) -> ClusterOverview:
         config = self._config
@@ -113,17 +131,6 @@ class ClusterView:
             [sample.prefills[0] for sample in samples],
             [sample.prefills[1] for sample in samples],
         )
-
-
-def _growth(before: _Prefills, now: _Prefills) -> _Prefills:
-    """A worker that has restarted counts from 0.
-
-    >>> _growth((3, 5), (4, 5)), _growth((3, 5), (1, 0))
-    ((1, 0), (1, 0))
-    """
-    if now[0] < before[0] or now[1] < before[1]:
-        return now
-    return now[0] - before[0], now[1] - before[1]
 
 
 def _figures(load: WorkerLoad) -> WorkerFigures:

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 
 import msgspec
-from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
@@ -29,6 +29,8 @@ _MEDIA_TYPES = {
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
 }
+_HTML = ("text/html", "application/xhtml+xml")
+_VARY = {"vary": "accept"}
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -40,12 +42,11 @@ _HEADERS = {
 
 
 class _PageRoute(Route):
-    """Matches GET and HEAD of a client that names HTML: for others there is nothing at /."""
+    """Other methods find nothing at /, as before there was a page."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        if scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and _takes_html(scope):
-            return super().matches(scope)
-        return Match.NONE, {}
+        match, child = super().matches(scope)
+        return (match, child) if match is Match.FULL else (Match.NONE, {})
 
 
 def page_routes(
@@ -62,7 +63,9 @@ def page_routes(
     made, made_at = _File(b"", "application/json"), float("-inf")
 
     async def page(request: Request) -> Response:
-        return index.answer(request, {**_HEADERS, "vary": "accept"})
+        if not _takes_html(request):
+            raise HTTPException(404, headers=_VARY)
+        return index.answer(request, {**_HEADERS, **_VARY})
 
     def of_file(file: _File) -> Callable[[Request], object]:
         async def asset(request: Request) -> Response:
@@ -91,17 +94,25 @@ class _File:
 
     def answer(self, request: Request, headers: dict[str, str]) -> Response:
         """304 to a client that has it already."""
-        known = [each.strip() for each in request.headers.get("if-none-match", "").split(",")]
+        known = {each.strip() for each in request.headers.get("if-none-match", "").split(",")}
         headers = {**headers, "etag": self._etag, "cache-control": "private, no-cache"}
-        if self._etag in known or f"W/{self._etag}" in known:
+        if {"*", self._etag, f"W/{self._etag}"} & known:
             return Response(status_code=304, headers=headers)
         return Response(self._content, headers=headers, media_type=self._media_type)
 
 
-def _takes_html(scope: Scope) -> bool:
+def _takes_html(request: Request) -> bool:
     """HTML is named, and not by `q=0`."""
-    for each in ",".join(Headers(scope=scope).getlist("accept")).split(","):
+    for each in ",".join(request.headers.getlist("accept")).split(","):
         name, *parameters = (part.strip().lower() for part in each.split(";"))
-        if name in ("text/html", "application/xhtml+xml"):
-            return not any(part in ("q=0", "q=0.0", "q=0.00", "q=0.000") for part in parameters)
+        weights = [part.removeprefix("q=") for part in parameters if part.startswith("q=")]
+        if name in _HTML and all(map(_is_above_0, weights)):
+            return True
     return False
+
+
+def _is_above_0(weight: str) -> bool:
+    try:
+        return float(weight) > 0
+    except ValueError:  # as good as none
+        return True
