@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 try:
-    from playwright.async_api import Page, async_playwright, expect
+    from playwright.async_api import Page, Route, async_playwright, expect
 except ImportError:
     pytest.skip("no playwright: make browser", allow_module_level=True)
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu"]  # root in a container has neither
 
-__all__ = ["Page", "expect", "opened"]
+__all__ = ["Page", "Route", "expect", "opened"]
 
 if CHROMIUM is None:
     pytest.skip("no chromium: make browser", allow_module_level=True)

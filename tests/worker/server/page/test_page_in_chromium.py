@@ -1,6 +1,7 @@
 """The page in a real Chromium over a real socket; only the backend is scripted."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,11 +10,16 @@ import pytest
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdcluster_worker.server.http.run import HttpServer, serve
-from tests.browser import Page, expect, opened
+from tests.browser import Page, Route, expect, opened
 from tests.worker.server.conftest import Rig
 
 PHONE = {"viewport": {"width": 360, "height": 780}, "has_touch": True}
 REFUSED = "Failed to load resource"
+THREE_CALLS = """async () => {
+  const { call } = await import("/page/api.js");
+  const paths = ["v1/models", "debug/cluster", "v1/models"];
+  return (await Promise.all(paths.map((path) => call(path)))).map((response) => response.status);
+}"""
 
 
 @pytest.fixture(autouse=True)
@@ -146,6 +152,9 @@ async def test_a_key_is_asked_for_until_it_is_right_and_kept_in_the_tab(
             await page.get_by_label("Key", exact=True).fill("guess")
             await page.keyboard.press("Enter")
             await expect(dialog).to_contain_text("incorrect API key provided")
+            await page.get_by_label("Key", exact=True).fill("sk-alice\N{HORIZONTAL ELLIPSIS}")
+            await page.keyboard.press("Enter")  # no header can hold it, so fetch would never ask
+            await expect(dialog).to_contain_text("This is no key")
             await page.get_by_label("Key", exact=True).fill("sk-alice")
             await page.keyboard.press("Enter")
             await expect(dialog).to_be_hidden()
@@ -157,6 +166,44 @@ async def test_a_key_is_asked_for_until_it_is_right_and_kept_in_the_tab(
             assert "sk-alice" not in await page.content()
     finally:
         await server.close()
+
+
+async def test_one_key_answers_all_calls_that_were_refused(rig: Rig, tmp_path: Path) -> None:
+    (tmp_path / "alice").write_text("sk-alice")
+    server = await serve(rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of), "127.0.0.1", 0)
+    try:
+        async with opened(f"http://127.0.0.1:{server.port}", REFUSED) as page:
+            calls = asyncio.ensure_future(page.evaluate(THREE_CALLS))
+            await asyncio.sleep(0.5)
+            await page.get_by_label("Key", exact=True).fill("sk-alice")
+            await page.keyboard.press("Enter")
+            async with asyncio.timeout(10):
+                assert await calls == [200, 200, 200]
+    finally:
+        await server.close()
+
+
+async def test_reasoning_stands_apart_and_counts_as_an_answer(page: Page) -> None:
+    bodies: list[str] = []
+
+    async def answer(route: Route) -> None:
+        bodies.append(route.request.post_data or "")
+        deltas = [{"reasoning_content": "so"}]
+        if len(bodies) > 1:
+            deltas.append({"reasoning_content": " TAIL", "content": "Paris"})
+        events = [json.dumps({"choices": [{"index": 0, "delta": delta}]}) for delta in deltas]
+        body = "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"])
+        await route.fulfill(content_type="text/event-stream", body=body)
+
+    await page.route("**/v1/chat/completions*", answer)
+    await ask(page, "My name is Eve")
+    await expect(page.locator("#log .assistant details")).to_have_text("Reasoningso")
+    await ask(page, "What is my name?")
+    last = page.locator("#log .assistant").last
+    await expect(last.locator("details")).to_have_text("Reasoningso TAIL")
+    await expect(last).to_contain_text("Paris")
+    sent = [message["content"] for message in json.loads(bodies[1])["messages"]]
+    assert sent == ["My name is Eve", "", "What is my name?"]
 
 
 async def test_a_worker_that_cannot_be_reached_is_tried_again(

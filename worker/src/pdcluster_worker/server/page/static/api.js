@@ -5,17 +5,22 @@ export const seen = { overview: null }; // the last overview of the cluster
 
 const KEY = "pdcluster-api-key";
 const SVG = "http://www.w3.org/2000/svg";
+const KEY_CHARACTERS =
+  "This is no key: a key has letters A to Z and a to z, digits and signs of ASCII, and no space.";
+const LIMIT = 10000;
 let asking = null;
 
-/** Fetch; where a key is needed, ask for it and try again. */
+/** Fetch; where a key is needed, ask for it and try again. Without a signal, for ten seconds. */
 export async function call(path, options = {}) {
   for (;;) {
     const key = sessionStorage.getItem(KEY);
     const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-    const response = await fetch(path, { ...options, headers });
+    const signal = options.signal ?? AbortSignal.timeout(LIMIT);
+    const response = await fetch(path, { ...options, headers, signal });
     if (response.status !== 401) return response;
+    const message = await messageOf(response);
     if (key === sessionStorage.getItem(KEY)) sessionStorage.removeItem(KEY);
-    if (!sessionStorage.getItem(KEY)) await (asking ??= askForKey(await messageOf(response)));
+    if (!sessionStorage.getItem(KEY)) await (asking ??= askForKey(message));
   }
 }
 
@@ -32,8 +37,12 @@ function askForKey(message) {
   return new Promise((done) => {
     dialog.oncancel = (event) => event.preventDefault();
     dialog.onclose = () => {
-      if (!$("key").value.trim()) return dialog.showModal();
-      sessionStorage.setItem(KEY, $("key").value.trim());
+      const key = $("key").value.trim();
+      if (!/^[\x21-\x7e]+$/.test(key)) {
+        $("login-text").textContent = KEY_CHARACTERS;
+        return dialog.showModal();
+      }
+      sessionStorage.setItem(KEY, key);
       $("key").value = "";
       asking = null;
       done();
@@ -55,6 +64,11 @@ function filled(element, attributes, children) {
   return element;
 }
 
+/** Why a call got no answer. */
+export function problemOf(error, unreachable) {
+  return error instanceof TypeError || error.name === "TimeoutError" ? unreachable : error.message;
+}
+
 /** A pod's name without its cluster's. */
 export function short(pod) {
   const prefix = `${seen.overview?.cluster}-`;
@@ -64,7 +78,13 @@ export function short(pod) {
 export function amount(value, units = ["", "k", "M", "G"], base = 1000) {
   let unit = 0;
   for (; value >= base && unit < units.length - 1; unit++) value /= base;
-  return `${value >= 100 || Number.isInteger(value) ? Math.round(value) : value.toPrecision(2)} ${units[unit]}`.trim();
+  const whole = value >= 100 || Number.isInteger(value);
+  return `${whole ? Math.round(value) : value.toPrecision(2)} ${units[unit]}`.trim();
 }
 
 export const bytes = (value) => amount(value, ["B", "kB", "MB", "GB", "TB"]);
+
+export function milliseconds(value) {
+  if (value >= 10000) return `${(value / 1000).toFixed(1)} s`;
+  return `${value >= 10 ? Math.round(value) : value.toFixed(1)} ms`;
+}

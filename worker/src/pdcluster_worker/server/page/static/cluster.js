@@ -1,5 +1,5 @@
 // Workers, KV on its way between them, and the last hour; read again every two seconds.
-import { $, amount, bytes, call, html, messageOf, seen, short, svg } from "./api.js";
+import { $, amount, bytes, call, html, messageOf, problemOf, seen, short, svg } from "./api.js";
 
 const PERIOD = 2000, LONGEST = 30000, WINDOW = 20000;
 const samples = []; // of the last seconds, for rates
@@ -7,7 +7,7 @@ let moving = new Set(); // pods to or from which KV is on its way
 
 async function follow() {
   for (let wait = PERIOD; ; ) {
-    if (document.hidden) await new Promise((done) => document.addEventListener("visibilitychange", done, { once: true }));
+    if (document.hidden) await shown();
     try {
       const response = await call("debug/cluster");
       if (!response.ok) throw new Error(await messageOf(response));
@@ -17,13 +17,18 @@ async function follow() {
       $("trouble").hidden = true;
     } catch (error) {
       wait = Math.min(2 * wait, LONGEST);
-      const what = error instanceof TypeError ? "The worker cannot be reached" : error.message;
+      const what = problemOf(error, "The worker cannot be reached");
       $("trouble").textContent = `${what}. Trying again in ${Math.round(wait / 1000)} s.`;
       $("trouble").hidden = false;
       say("health", "not reachable", "lost");
     }
     await new Promise((done) => setTimeout(done, wait));
   }
+}
+
+function shown() {
+  return new Promise((done) =>
+    document.addEventListener("visibilitychange", done, { once: true }));
 }
 
 function say(id, text, state) {
@@ -36,80 +41,111 @@ function draw(overview) {
   const ready = workers.filter((worker) => worker.state === "ready").length;
   document.title = `${overview.cluster} · PDCluster`;
   say("title", overview.cluster);
-  say("about", `${overview.model} · namespace ${overview.namespace} · revision ${overview.revision} · seen by ${short(overview.pod)}`);
+  const { model, namespace, revision, pod } = overview;
+  const about = [model, `namespace ${namespace}`, `revision ${revision}`, `seen by ${short(pod)}`];
+  say("about", about.join(" · "));
   const words = `${ready} of ${workers.length} workers ready`;
-  say("health", overview.problem ?? words, overview.problem || ready < workers.length ? "starting" : "ready");
-  const before = samples.at(-1), now = counted(workers);
-  samples.push(now);
-  while (now.at - samples[0].at > WINDOW) samples.shift();
-  drawFigures(workers, now);
-  drawWorkers(workers, before);
+  const complete = !overview.problem && ready === workers.length;
+  say("health", overview.problem ?? words, complete ? "ready" : "starting");
+  samples.push(counted(workers));
+  while (samples.at(-1).at - samples[0].at > WINDOW) samples.shift(); // a hidden tab took none
+  drawFigures(workers);
+  drawWorkers(workers);
   drawHour(overview.history);
 }
 
 /** Counters of decode workers together, and of each worker's KV. */
 function counted(workers) {
-  const sum = (name) => decoding(workers).reduce((total, worker) => total + (worker.figures?.[name] ?? 0), 0);
+  const decodes = decoding(workers);
   return {
-    at: performance.now(), remote: sum("remote_prefills"), local: sum("local_prefills"), bytes: sum("kv_bytes"),
+    at: performance.now(),
+    remote: sum(decodes, "remote_prefills"),
+    local: sum(decodes, "local_prefills"),
+    bytes: sum(decodes, "kv_bytes"),
     each: Object.fromEntries(workers.map((worker) => [worker.pod, worker.figures?.kv_bytes ?? 0])),
   };
 }
 
-const decoding = (workers) => workers.filter((worker) => ["decode", "mixed"].includes(worker.role));
+const SIDES = { prefill: "prefill", decode: "decode", mixed: "decode" };
+const decoding = (workers) => workers.filter((worker) => SIDES[worker.role] === "decode");
 
-function perSecond(name, now) {
-  const first = samples[0];
-  return now.at > first.at ? Math.max(0, now[name] - first[name]) / ((now.at - first.at) / 1000) : 0;
+function sum(workers, name) {
+  return workers.reduce((total, worker) => total + (worker.figures?.[name] ?? 0), 0);
 }
 
-function drawFigures(workers, now) {
-  const sum = (name) => workers.reduce((total, worker) => total + (worker.figures?.[name] ?? 0), 0);
-  const prompts = now.remote + now.local, blocks = sum("total_blocks");
+function perSecond(name) {
+  const first = samples[0], now = samples.at(-1);
+  if (now.at <= first.at) return 0;
+  return Math.max(0, now[name] - first[name]) / ((now.at - first.at) / 1000);
+}
+
+function drawFigures(workers) {
+  const { remote, local } = samples.at(-1);
+  const prompts = remote + local, blocks = sum(workers, "total_blocks");
   const figures = [
-    ["Running", sum("num_running")],
-    ["Waiting", sum("num_waiting")],
-    ["KV in use", blocks ? percent(sum("used_blocks"), blocks) : "–"],
+    ["Running", sum(workers, "num_running")],
+    ["Waiting", sum(workers, "num_waiting")],
+    ["KV in use", blocks ? percent(sum(workers, "used_blocks"), blocks) : "–"],
   ];
   if (workers.some((worker) => worker.role === "prefill")) {
     figures.push(
-      ["Prefilled remotely", prompts ? percent(now.remote, prompts) : "–"],
-      ["Remote prefills", `${amount(60 * perSecond("remote", now))}/min`],
-      ["KV moved", `${bytes(perSecond("bytes", now))}/s`],
+      ["Prefilled remotely", prompts ? percent(remote, prompts) : "–"],
+      ["Remote prefills", `${amount(60 * perSecond("remote"))}/min`],
+      ["KV moved", `${bytes(perSecond("bytes"))}/s`],
     );
   }
-  $("figures").replaceChildren(...figures.map(([name, value]) => html("div", {}, html("dt", {}, name), html("dd", {}, String(value)))));
+  $("figures").replaceChildren(...figures.map(figure));
 }
 
 const percent = (part, whole) => `${Math.round((100 * part) / whole)} %`;
 
-function drawWorkers(workers, before) {
-  const role = { prefill: "prefill", decode: "decode", mixed: "decode" };
+function figure([name, value]) {
+  return html("div", {}, html("dt", {}, name), html("dd", {}, String(value)));
+}
+
+function drawWorkers(workers) {
   for (const place of ["prefill", "decode", "others"]) {
-    $(place).replaceChildren(...workers.filter((worker) => (role[worker.role] ?? "others") === place).map(card));
+    const there = workers.filter((worker) => (SIDES[worker.role] ?? "others") === place);
+    $(place).replaceChildren(...there.map(card));
   }
-  const moves = (worker) => worker.figures?.num_transfers > 0 || (before && (worker.figures?.kv_bytes ?? 0) > (before.each[worker.pod] ?? Infinity));
   moving = new Set(workers.filter(moves).map((worker) => worker.pod));
-  const transfers = decoding(workers).reduce((total, worker) => total + (worker.figures?.num_transfers ?? 0), 0);
-  const now = samples.at(-1), fresh = before ? now.bytes - before.bytes : 0;
-  const text = transfers ? `KV of ${transfers} ${transfers === 1 ? "request" : "requests"} is on its way to decode workers`
-    : fresh > 0 ? `${bytes(fresh)} of KV went to decode workers just now` : "No KV is on its way from prefill to decode";
-  say("moving", workers.some((worker) => worker.role === "prefill") ? text : "Mixed workers prefill and decode themselves: no KV moves");
+  say("moving", movingText(workers));
   drawWires();
 }
 
+function moves({ pod, figures }) {
+  if (!figures) return false;
+  return figures.num_transfers > 0 || figures.kv_bytes > (samples.at(-2)?.each[pod] ?? Infinity);
+}
+
+function movingText(workers) {
+  if (!workers.some((worker) => worker.role === "prefill")) {
+    return "Mixed workers prefill and decode themselves: no KV moves";
+  }
+  const transfers = sum(decoding(workers), "num_transfers");
+  if (transfers) {
+    const requests = `${transfers} ${transfers === 1 ? "request" : "requests"}`;
+    return `KV of ${requests} is on its way to decode workers`;
+  }
+  const fresh = samples.at(-1).bytes - (samples.at(-2)?.bytes ?? Infinity);
+  return fresh > 0 ? `${bytes(fresh)} of KV went to decode workers just now`
+    : "No KV is on its way from prefill to decode";
+}
+
 function card(worker) {
-  const { figures } = worker, details = [worker.pool && `pool ${worker.pool}`, worker.role === "mixed" && "mixed", worker.device];
-  const element = html("li", { class: "worker", "data-pod": worker.pod }, html("strong", { title: worker.pod }, short(worker.pod)),
-    html("span", { class: "state", "data-state": worker.state }, worker.state),
+  const { figures, pod, pool, state } = worker;
+  const details = [pool && `pool ${pool}`, worker.role === "mixed" && "mixed", worker.device];
+  const element = html("li", { class: "worker", "data-pod": pod },
+    html("strong", { title: pod }, short(pod)),
+    html("span", { class: "state", "data-state": state }, state),
     html("p", { class: "meta" }, worker.note || details.filter(Boolean).join(" · ")));
   if (!figures) return element;
   const used = percent(figures.used_blocks, figures.total_blocks || 1);
   const fill = html("i");
   fill.style.width = used.replace(" ", "");
+  const load = [["Running", figures.num_running], ["Waiting", figures.num_waiting], ["KV", used]];
   element.append(
-    html("dl", {}, ...[["Running", figures.num_running], ["Waiting", figures.num_waiting], ["KV", used]].map(
-      ([name, value]) => html("div", {}, html("dt", {}, name), html("dd", {}, String(value))))),
+    html("dl", {}, ...load.map(figure)),
     html("div", { class: "bar", "aria-hidden": "true" }, fill));
   return element;
 }
@@ -121,7 +157,8 @@ function drawWires() {
     const box = element.getBoundingClientRect();
     return { side, pod: element.dataset.pod, y: box.top + box.height / 2 - area.top };
   }));
-  const middle = (Math.min(...ends.map((end) => end.y)) + Math.max(...ends.map((end) => end.y))) / 2;
+  const heights = ends.map((end) => end.y);
+  const middle = (Math.min(...heights) + Math.max(...heights)) / 2;
   $("wires").replaceChildren(...ends.map(({ side, pod, y }) => svg("path", {
     class: moving.has(pod) ? "wire moving" : "wire",
     d: side === "prefill" ? `M0,${y} C${half / 2},${y} ${half / 2},${middle} ${half},${middle}`
@@ -130,21 +167,45 @@ function drawWires() {
 }
 
 function drawHour({ period_seconds: period, ready, remote, local }) {
-  const roles = Object.keys(ready), minutes = Math.round((remote.length * period) / 60);
-  const most = Math.max(1, ...Object.values(ready).flat());
+  const minutes = Math.round((remote.length * period) / 60), pod = short(seen.overview.pod);
   $("hour").classList.toggle("empty", !remote.length);
-  say("since", remote.length ? `${minutes} min, as ${short(seen.overview.pod)} has seen it; counts begin again when it restarts`
+  say("since", remote.length
+    ? `${minutes} min, as ${pod} has seen it; counts begin again when it restarts`
     : `Counting has begun: the first figures come after ${period} s`);
-  say("replicas-text", ["Ready workers", ...roles.map((role) => `${role} ${ready[role].at(-1)} (${Math.min(...ready[role])} to ${Math.max(...ready[role])})`)].join(" · "));
-  const step = 1000 / Math.max(20, remote.length), x = (index) => 1000 - step * (remote.length - index); // ten minutes at least
-  plot("replicas", roles.map((role) => svg("path", {
-    class: `s-${{ prefill: "prefill", decode: "decode", mixed: "decode" }[role] ?? "other"}`,
-    d: ready[role].map((count, index) => `${index ? "L" : "M"}${x(index)},${level(count, most)}H${x(index) + step}`).join(""),
+  const step = 1000 / Math.max(20, remote.length); // ten minutes at least
+  const x = (index) => 1000 - step * (remote.length - index);
+  drawReplicas(ready, x, step);
+  drawPrompts(remote, local, x, step);
+}
+
+function drawReplicas(ready, x, step) {
+  const range = (counts) => `${counts.at(-1)} (${Math.min(...counts)} to ${Math.max(...counts)})`;
+  const texts = Object.entries(ready).map(([role, counts]) => `${role} ${range(counts)}`);
+  say("replicas-text", ["Ready workers", ...texts].join(" · "));
+  const most = Math.max(1, ...Object.values(ready).flat());
+  plot("replicas", Object.entries(ready).map(([role, counts]) => svg("path", {
+    class: `s-${SIDES[role] ?? "other"}`,
+    d: counts.map((count, index) =>
+      `${index ? "L" : "M"}${x(index)},${level(count, most)}H${x(index) + step}`).join(""),
   })));
-  const sum = (counts) => counts.reduce((total, count) => total + count, 0), highest = Math.max(1, ...remote.map((count, index) => count + local[index]));
-  say("prompts-text", `Prompts · ${sum(remote)} prefilled remotely · ${sum(local)} locally`);
-  plot("prompts", remote.flatMap((count, index) => [[count, 0, "prefill"], [local[index], count, "decode"]].filter(([height]) => height).map(
-    ([height, under, name]) => svg("rect", { class: `f-${name}`, x: x(index), width: step, y: level(height + under, highest), height: level(0, highest) - level(height, highest) }))));
+}
+
+function drawPrompts(remote, local, x, step) {
+  const total = (counts) => counts.reduce((sum, count) => sum + count, 0);
+  const texts = [`${total(remote)} prefilled remotely`, `${total(local)} locally`];
+  say("prompts-text", ["Prompts", ...texts].join(" · "));
+  const most = Math.max(1, ...remote.map((count, index) => count + local[index]));
+  const bar = (index, name, count, under) => svg("rect", {
+    class: `f-${name}`,
+    x: x(index),
+    width: step,
+    y: level(count + under, most),
+    height: level(0, most) - level(count, most),
+  });
+  plot("prompts", remote.flatMap((count, index) => [
+    ...(count ? [bar(index, "prefill", count, 0)] : []),
+    ...(local[index] ? [bar(index, "decode", local[index], count)] : []),
+  ]));
 }
 
 const level = (count, most) => 98 - (90 * count) / most;
