@@ -8,7 +8,7 @@ VLLM   := $(CACHE)/vllm
 ROUTERS := $(CACHE)/routers
 # Of two cores, one would often wait with fewer: tests of processes mostly wait for them.
 PROCESSES ?= 3
-# A test that crashes its process is named; with a new process in its place pytest-xdist waits for ever.
+# A test that crashes its process is named; with a new process in its place pytest-xdist would never end.
 SIDE_BY_SIDE := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help

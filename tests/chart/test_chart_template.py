@@ -1,5 +1,6 @@
 """Objects that the chart renders from its values."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -260,6 +261,13 @@ def test_test_of_the_release_asks_the_operators_health_with_its_own_image() -> N
     assert service["spec"]["selector"].items() <= deployment_labels(manifests).items()
     assert not service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
     assert container["securityContext"] == operator["securityContext"]
+
+
+def test_service_of_the_test_has_a_legal_name_whatever_the_release_is_called() -> None:
+    text = helm("template", f"4.{'r' * 51}", str(CHART), values={})
+    service = only([each for each in yaml.safe_load_all(text) if each], "Service")
+
+    assert re.fullmatch("[a-z][-a-z0-9]{0,61}[a-z0-9]", service["metadata"]["name"])
 
 
 def deployment_labels(manifests: list[dict[str, Any]]) -> dict[str, str]:

@@ -231,11 +231,13 @@ def write_yaml(path: Path, content: dict[str, Any]) -> None:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Atomic, also with two writers."""
+    """Atomic, also with two writers.  Raises OSError that names the path."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         temporary.write_text(text)
         temporary.replace(path)
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, str(path)) from e
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()

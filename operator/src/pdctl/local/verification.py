@@ -65,14 +65,27 @@ class RunTransfers:
         return found
 
     async def watch(self, echo: Callable[[str], None]) -> None:
-        """Verify periodically until cancelled.  echo: called when transfers fail, or work again."""
+        """Verify periodically until cancelled.  echo: called when transfers fail, or work again, or
+        their results cannot be written.
+        """
         last = "True"
         while True:
-            condition = (await self.verify_due()).condition
-            if condition is not None and condition.status not in ("Unknown", last):
-                last = condition.status
-                echo(f"{condition.type} is {last} ({condition.reason}): {condition.message}")
+            now, text = await self._outcome()
+            if now not in ("Unknown", last):
+                last = now
+                echo(text)
             await asyncio.sleep(POLL_SECONDS)
+
+    async def _outcome(self) -> tuple[str, str]:
+        """Status of the condition, or why it could not be written; and that in words."""
+        try:
+            condition = (await self.verify_due()).condition
+        except OSError as e:
+            return str(e), f"cannot write verified transfers: {e}; free some space"
+        if condition is None:
+            return "Unknown", ""
+        reason = f"({condition.reason}): {condition.message}"
+        return condition.status, f"{condition.type} is {condition.status} {reason}"
 
     def _found(
         self,

@@ -164,3 +164,24 @@ async def test_watch_says_when_kv_does_not_move_and_when_it_does_again(
             watching.cancel()
     assert first.startswith("KVTransferVerified is False (BlocksDamaged): ")
     assert second.startswith("KVTransferVerified is True (KVMoved): ")
+
+
+async def test_watch_goes_on_where_its_results_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pdctl.local.verification.POLL_SECONDS", 0.0)
+    said: asyncio.Queue[str] = asyncio.Queue()
+    async with rig(tmp_path, PASSED) as played:
+        in_the_way = played.run.path / "transfers.json"
+        in_the_way.mkdir()
+        watching = asyncio.create_task(played.transfers.watch(said.put_nowait))
+        try:
+            async with asyncio.timeout(20):
+                first = await said.get()
+                in_the_way.rmdir()
+                second = await said.get()
+        finally:
+            watching.cancel()
+    assert first.startswith("cannot write verified transfers: ")
+    assert str(in_the_way) in first
+    assert second.startswith("KVTransferVerified is True (KVMoved): ")
