@@ -6,7 +6,7 @@ import subprocess
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import requires, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["Dockerfile.operator", "Dockerfile.worker"]
+CUDA_PACKAGES = (ROOT / "scripts" / "cuda_packages.txt").read_text().split()
+"""Not installed by `make setup` on a machine without an NVIDIA GPU."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,12 @@ def closure(names: Iterable[str]) -> dict[str, str]:
         one = waiting.pop()
         name = canonicalize_name(one.name)
         if name not in found and name != "pdcluster-schema":  # our own
-            found[name] = version(name)
+            try:
+                found[name] = version(name)
+            except PackageNotFoundError:
+                if name not in CUDA_PACKAGES:
+                    raise
+                continue
             needed = [Requirement(text) for text in requires(name) or ()]
             waiting += [
                 need

@@ -102,6 +102,7 @@ def finish(process: "subprocess.Popen[str]") -> tuple[int, str]:
     """(exit status, stderr); nothing is ever written to stdout."""
     out, error = process.communicate(timeout=DEADLINE_SECONDS)
     assert out == ""
+    assert process.returncode != -signal.SIGABRT, error
     return process.returncode, error
 
 
