@@ -43,7 +43,7 @@ Symbols = dict[str, dict[str, set[str]]]
 def main(python: str) -> int:
     """Returns the exit status: 1 where torch cannot be imported afterwards."""
     folder = torch_libraries(python)
-    if installed(folder) or not (symbols := wanted(sorted(folder.glob("lib*.so")))):
+    if installed(folder) or not (symbols := needed_symbols(sorted(folder.glob("lib*.so")))):
         return 0
     with tempfile.TemporaryDirectory() as work:
         for library, versions in symbols.items():
@@ -69,7 +69,7 @@ def installed(folder: Path) -> bool:
     return any((folder.parents[1] / "nvidia").glob("*/lib/libcudart.so*"))
 
 
-def wanted(libraries: list[Path]) -> Symbols:
+def needed_symbols(libraries: list[Path]) -> Symbols:
     """Name NVIDIA's libraries and symbols that these need."""
     symbols: Symbols = defaultdict(lambda: defaultdict(set))
     unversioned: set[str] = set()

@@ -62,11 +62,11 @@ def test_numbers_that_json_has_not_are_null(number: float) -> None:
     assert (content["ttft"], content["n"]) == (None, 1)
 
 
-def test_json_has_the_stack_that_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_json_has_the_stack_of_a_record(caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("worker").warning("stalled", stack_info=True)
     content = json.loads(JsonLines().format(caplog.records[0]))
 
-    assert "test_json_has_the_stack_that_was_asked_for" in content["stack"]
+    assert "test_json_has_the_stack_of_a_record" in content["stack"]
 
 
 def test_fields_cost_nothing_where_the_level_is_off(caplog: pytest.LogCaptureFixture) -> None:

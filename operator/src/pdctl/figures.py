@@ -178,7 +178,7 @@ def _save_small(figure: "Figure", path: Path) -> None:
     from PIL import Image
 
     canvas = FigureCanvasAgg(figure)
-    canvas.draw()  # type: ignore[no-untyped-call]
-    pixels = canvas.buffer_rgba()  # type: ignore[no-untyped-call]
+    canvas.draw()  # type: ignore[no-untyped-call] # matplotlib has no types for it
+    pixels = canvas.buffer_rgba()  # type: ignore[no-untyped-call] # as above
     image = Image.frombuffer("RGBA", canvas.get_width_height(), pixels, "raw", "RGBA", 0, 1)
     image.convert("RGB").quantize(_COLORS_OF_FILE, kmeans=1).save(path, "PNG", optimize=True)

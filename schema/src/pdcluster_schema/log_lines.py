@@ -16,7 +16,7 @@ class OneLineText(logging.Formatter):
     their codes.
     """
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
         fields: Mapping[str, object] = getattr(record, _FIELDS, {})
         words = (f" {key}={_short(value)}" for key, value in fields.items())
         return super().formatMessage(record) + "".join(words)

@@ -128,7 +128,7 @@ async def test_adapters_are_models_of_their_own_and_their_cache_is_apart(rig, ht
     )
 
 
-async def test_embeddings_are_said_to_need_another_model(http):
+async def test_embeddings_need_another_model(http):
     reply = await http.post("/v1/embeddings", json={"model": "tiny", "input": "a"})
     other = await http.post("/v1/images", json={})
 

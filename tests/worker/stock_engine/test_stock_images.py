@@ -94,7 +94,7 @@ async def test_a_fetch_has_the_images_too() -> None:
         assert call.body["kv_transfer_params"] == TRANSFER
 
 
-async def test_a_prompt_without_images_is_not_asked_for_again() -> None:
+async def test_a_prompt_without_images_is_not_requested_again() -> None:
     async with rigged() as rig:
         body = await stream(rig, replace(spec(), images=[]), chunk([], []))
         await rig.tokens()

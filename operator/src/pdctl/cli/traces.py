@@ -23,8 +23,6 @@ from pdctl.cli.live import KubeContext, with_client
 from pdctl.cli.status import find_local_run
 from pdctl.cli.table import table
 
-"""HTTP port of every worker in a pod (docs/contracts.md)."""
-
 _SECONDS = 5.0
 
 TraceBody = Mapping[str, Any]

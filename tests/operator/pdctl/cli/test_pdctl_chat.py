@@ -29,23 +29,23 @@ from tests.operator.pdctl.run_of_up import BY_A_USER
 ENOUGH_SECONDS = 60.0
 
 
-def said(*words: str) -> bytes:
+def content_events(*words: str) -> bytes:
     """An answer of these words, as a stream."""
     deltas = [{"choices": [{"index": 0, "delta": {"content": word}}]} for word in words]
     return events(*deltas, usage(len(words)), b"[DONE]")
 
 
 def last_words(body: dict[str, Any]) -> bytes:
-    return said("you said ", body["messages"][-1]["content"])
+    return content_events("you said ", body["messages"][-1]["content"])
 
 
-def asked(url: str, prompt: str, *options: str) -> Any:
+def chat(url: str, prompt: str, *options: str) -> Any:
     return CliRunner().invoke(app, ["chat", "--url", url, *options], input=prompt)
 
 
 def test_stdin_is_one_prompt_and_stdout_the_answer_alone() -> None:
     with serving_aside(last_words) as server:
-        result = asked(f"{server.base_url}/v1/", "two\nlines\n")
+        result = chat(f"{server.base_url}/v1/", "two\nlines\n")
 
     assert (result.exit_code, result.stdout) == (0, "you said two\nlines\n")
     assert result.stderr.split(",")[0].endswith(" ms to the first token")
@@ -53,9 +53,9 @@ def test_stdin_is_one_prompt_and_stdout_the_answer_alone() -> None:
     assert server.bodies[0]["model"] == "small"
 
 
-def test_model_and_temperature_of_the_options_are_asked_for() -> None:
+def test_model_and_temperature_of_the_options_are_sent() -> None:
     with serving_aside(last_words) as server:
-        assert asked(server.base_url, "hi", "--model", "large", "--temperature", "0").exit_code == 0
+        assert chat(server.base_url, "hi", "--model", "large", "--temperature", "0").exit_code == 0
 
     assert (server.bodies[0]["model"], server.bodies[0]["temperature"]) == ("large", 0)
 
@@ -65,8 +65,8 @@ def test_an_answer_is_cut_at_max_tokens_and_the_figures_say_so(
     options: list[str], asked_for: int
 ) -> None:
     end = events({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
-    with serving_aside(lambda body: end + said("one", "two")) as server:
-        result = asked(server.base_url, "hi", *options)
+    with serving_aside(lambda body: end + content_events("one", "two")) as server:
+        result = chat(server.base_url, "hi", *options)
 
     assert server.bodies[0]["max_tokens"] == asked_for
     assert result.stderr.endswith(", cut by its length: see --max-tokens\n")
@@ -82,7 +82,7 @@ def test_an_answer_is_cut_at_max_tokens_and_the_figures_say_so(
 )
 def test_an_answer_that_is_not_whole_is_an_error(answer: bytes, error: str) -> None:
     with serving_aside(lambda body: answer) as server:
-        result = asked(server.base_url, "hi")
+        result = chat(server.base_url, "hi")
 
     assert result.exit_code == 1
     assert f"error: {error}" in result.stderr
@@ -91,8 +91,10 @@ def test_an_answer_that_is_not_whole_is_an_error(answer: bytes, error: str) -> N
 def test_control_characters_are_shown_of_an_answer_are_shown_by_their_codes() -> None:
     title, clipboard = "\x1b]0;mine\x07", "\x9d52;c;bWluZQ==\x9c"
     thought = {"choices": [{"delta": {"reasoning_content": title}}]}
-    with serving_aside(lambda body: events(thought) + said(title, "\n\ta", clipboard)) as server:
-        result = asked(server.base_url, "hi")
+    with serving_aside(
+        lambda body: events(thought) + content_events(title, "\n\ta", clipboard)
+    ) as server:
+        result = chat(server.base_url, "hi")
 
     shown = "\\x1b]0;mine\\x07"
     assert result.stdout == f"{shown}\n\ta\\x9d52;c;bWluZQ==\\x9c\n"
@@ -101,7 +103,7 @@ def test_control_characters_are_shown_of_an_answer_are_shown_by_their_codes() ->
 
 def test_control_characters_of_an_error_are_shown_by_their_codes() -> None:
     with serving_aside(lambda body: events({"error": "\x1b[2J"})) as server:
-        result = asked(server.base_url, "hi")
+        result = chat(server.base_url, "hi")
 
     assert result.stderr == "error: the answer ended early: error event: \\x1b[2J\n"
 
@@ -119,15 +121,17 @@ def test_control_characters_of_an_error_are_shown_by_their_codes() -> None:
 )
 def test_a_server_of_another_api_is_named(event: dict[str, Any], reason: str) -> None:
     with serving_aside(lambda body: events(event)) as server:
-        result = asked(server.base_url, "hi")
+        result = chat(server.base_url, "hi")
 
     assert result.exit_code == 1
     assert f"an event is not of OpenAI's API: {reason}" in result.stderr
 
 
 def test_halves_of_a_surrogate_pair_are_joined_and_one_alone_is_replaced() -> None:
-    with serving_aside(lambda body: said("a\ud83d", "\ude00b", "\ude00", "\ud83d", "c")) as server:
-        result = asked(server.base_url, "hi")
+    with serving_aside(
+        lambda body: content_events("a\ud83d", "\ude00b", "\ude00", "\ud83d", "c")
+    ) as server:
+        result = chat(server.base_url, "hi")
 
     assert (result.exit_code, result.stdout) == (0, "a\U0001f600b\ufffd\ufffdc\n")
 
@@ -136,7 +140,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        result = asked(url, "hi")
+        result = chat(url, "hi")
 
     assert (result.exit_code, result.stderr) == (
         1,
@@ -167,7 +171,7 @@ def run_at(state_dir: Path, http: str | None) -> RunDirectory:
     return run
 
 
-def test_the_cluster_that_runs_here_is_asked_with_its_own_key(tmp_path: Path) -> None:
+def test_the_cluster_that_runs_here_gets_its_own_key(tmp_path: Path) -> None:
     with serving_aside(last_words) as server:
         run = run_at(tmp_path, server.base_url.removeprefix("http://"))
         write_api_key(run.path / "api-keys", "sesame")

@@ -91,7 +91,7 @@ def test_a_gguf_file_is_served_by_its_path_and_its_name(tmp_path: Path) -> None:
     assert document["spec"]["model"] == {"name": "tiny", "path": str(tmp_path / "tiny")}
 
 
-def test_of_several_gguf_files_one_is_asked_for(tmp_path: Path) -> None:
+def test_a_folder_of_several_gguf_files_is_ambiguous(tmp_path: Path) -> None:
     for name in ("b.gguf", "a.gguf"):
         (tmp_path / name).touch()
     with pytest.raises(StartError) as refused:

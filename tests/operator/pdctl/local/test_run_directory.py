@@ -21,7 +21,7 @@ from pdctl.local.run_directory import (
     write_api_key,
 )
 
-NOBODY = 2**22 + 1  # above the kernel's largest pid
+UNUSED_PID = 2**22 + 1  # above the kernel's largest pid
 
 
 def test_run_directory_is_fresh_and_private(tmp_path: Path) -> None:
@@ -45,7 +45,10 @@ def test_a_run_has_ended_where_its_pid_is_that_of_a_later_process(tmp_path: Path
 
 
 def test_next_run_removes_ended_runs_of_its_name_only(tmp_path: Path) -> None:
-    ended, other = tmp_path / "chat" / f"run-{NOBODY}-1-x", tmp_path / "other" / f"run-{NOBODY}-1-x"
+    ended, other = (
+        tmp_path / "chat" / f"run-{UNUSED_PID}-1-x",
+        tmp_path / "other" / f"run-{UNUSED_PID}-1-x",
+    )
     for path in (ended, other):
         path.mkdir(parents=True)
     alive = RunDirectory.create(tmp_path, "chat")

@@ -78,7 +78,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
-def test_a_port_of_ipv6_is_asked_for_there(request_at: Callable[[int], UpRequest]) -> None:
+def test_a_port_is_probed_at_its_ipv6_address(request_at: Callable[[int], UpRequest]) -> None:
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
         port = server.getsockname()[1]
         with pytest.raises(StartError, match=f"port {port} is taken"):

@@ -140,7 +140,7 @@ async def test_a_refused_request_says_why(rig: Rig, url: str) -> None:
         await expect(page.locator("#log .assistant").last).to_contain_text("Hello, world!")
 
 
-async def test_a_key_is_asked_for_until_it_is_right_and_kept_in_the_tab(
+async def test_the_key_dialog_opens_until_the_key_is_right_and_the_tab_keeps_it(
     rig: Rig, tmp_path: Path
 ) -> None:
     (tmp_path / "alice").write_text("sk-alice")
