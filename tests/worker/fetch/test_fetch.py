@@ -58,7 +58,8 @@ def start(hub: HubServer, target: Path, tmp_path: Path) -> Iterator[Start]:
         *options: str, repo: str = "acme/tiny", token: str = "", **environment: str
     ) -> "subprocess.Popen[str]":
         command = [
-            sys.executable,
+            # a run in the background ignores it, and what it starts inherits that
+            *("env", "--default-signal=INT", sys.executable),
             "-m",
             "pdcluster_worker.fetch",
             "--repo",
@@ -86,8 +87,6 @@ def start(hub: HubServer, target: Path, tmp_path: Path) -> Iterator[Start]:
                 stdout=subprocess.PIPE,
                 text=True,
                 env=env,
-                # a run in the background ignores it, and what it starts inherits that
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         )
         return running[-1]
@@ -102,7 +101,6 @@ def finish(process: "subprocess.Popen[str]") -> tuple[int, str]:
     """(exit status, stderr); nothing is ever written to stdout."""
     out, error = process.communicate(timeout=DEADLINE_SECONDS)
     assert out == ""
-    assert process.returncode != -signal.SIGABRT, error
     return process.returncode, error
 
 

@@ -352,7 +352,13 @@ def test_python_m_completes_and_helps_by_the_name_of_the_program() -> None:
     script = subprocess.run(
         [*command, "completion", "bash"], capture_output=True, text=True, check=True
     )
-    usage = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
+    usage = subprocess.run(
+        [*command, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "_TYPER_FORCE_DISABLE_TERMINAL": "1"},  # PY_COLORS=0 would force it
+    )
 
     assert "_PDCTL_COMPLETE=complete_bash" in script.stdout
     assert "Usage: pdctl " in usage.stdout
