@@ -12,7 +12,7 @@ PROCESSES ?= 3
 SIDE_BY_SIDE := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model kubernetes browser promtool charts docs run quick test test-apiserver test-page test-all clients check hooks gpu-run gpu-pack bench-peers bench-routers bench-operator release release-images release-test cluster cluster-down e2e clean
+.PHONY: help setup model kubernetes browser promtool charts docs run quick test test-apiserver test-page test-all clients check hooks gpu-run gpu-pack bench-peers bench-routers bench-operator lint-chart release release-images release-test cluster cluster-down e2e clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,7 +108,13 @@ gpu-pack: setup ## into .gpu: what gpu_run.py wants on a GPU machine that has no
 bench-operator: setup kubernetes ## the operator with 100 PDClusters on a real API server, 10 minutes of it at rest; logged
 	@$(PYTHON) bench/operator_scale.py --objects 100 --rest-seconds 600 --log
 
-release: setup ## wheels, the chart's archive, bills of materials and checksums into dist/ (docs/releasing.md)
+# yamllint's default rules, but for lines of any length, are those of `ct lint` or stricter.
+lint-chart: setup ## the chart by the rules of `ct lint`, without ct (docs/releasing.md)
+	@.venv/bin/uv tool run --quiet --from yamllint==1.38.0 yamllint --strict $(wildcard charts/pdcluster/*.yaml) \
+	    -d '{extends: default, rules: {line-length: disable, document-start: disable, indentation: {indent-sequences: whatever}}}'
+	@.venv/bin/helm lint --strict charts/pdcluster
+
+release: lint-chart ## wheels, the chart's archive, bills of materials and checksums into dist/ (docs/releasing.md)
 	@scripts/release.sh dist
 
 release-images: setup ## both images as OCI archives into dist/, with buildah; BASE_IMAGE=, PLATFORMS=linux/amd64,linux/arm64

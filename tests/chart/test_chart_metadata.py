@@ -58,4 +58,5 @@ def test_yaml_is_as_linters_of_charts_want_it(path: Path) -> None:
     assert not text.endswith("\n\n")
     assert re.findall(r"[ \t]+$|\t", text, re.MULTILINE) == []
     assert re.findall(r"^\s*#[^\s#!].*$", text, re.MULTILINE) == []  # a comment begins with a space
+    assert re.findall(r"^.*[^\s#] #.*$", text, re.MULTILINE) == []  # two spaces before one
     assert re.findall(r"\{ | \}|\[ | \]", re.sub("#.*", "", text)) == []

@@ -120,6 +120,10 @@ REFUSED = {
         {"extraEnv": [{"name": "PDCLUSTER_CONCURRENCY", "value": "8"}]},
         "extraEnv.0.name: Must not validate the schema (not)",
     ),
+    "a variable twice": (
+        {"extraEnv": [{"name": name, "value": name} for name in ("A", "NO_PROXY", "NO_PROXY")]},
+        "extraEnv: NO_PROXY is there twice; give each name once",
+    ),
     "a variable without a name": ({"extraEnv": [{"value": "x"}]}, "extraEnv.0: name is required"),
     "a constraint without its key": (
         {"topologySpreadConstraints": [{"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}]},
