@@ -9,17 +9,22 @@ from tests.golden.operator.status_scenes import (
     B200,
     CHAT,
     DECODE,
+    LONG_AGO,
     NEXT,
     PREFILL,
     READY,
     RECREATE,
+    SCALED,
+    SHORT,
     B,
     Scene,
     beside,
     chat,
+    decided,
     ending,
     etcd,
     records,
+    stalled,
     verified,
     with_decode,
     working_together,
@@ -86,6 +91,108 @@ def without_prefill(scene: Scene) -> Scene:
     prefill, decode = seen.workloads
     pods = tuple(replace(pod, ready=False) for pod in prefill.pods)
     return document, replace(seen, workloads=[replace(prefill, ready=0, pods=pods), decode])
+
+
+def stale(names: str, pods: str = "", **worker_records: Any) -> Scene:
+    """Records of these names and ready pods of those, each for a long time."""
+    document, seen = records(
+        states=dict.fromkeys(names, "ready"), mismatched=dict.fromkeys(names + pods, 999.0)
+    )
+    states = [
+        replace(state, pods=of.pod_states(state.id, each))
+        for state, each in zip(seen.workloads, (pods[:1], pods[1:]), strict=True)
+    ]
+    return document, replace(seen, workloads=states)
+
+
+def draining(*names: int, serving: bool = True, **known: Any) -> Scene:
+    """Decode is to go from four workers to two.  names: those whose drain was asked for; serving:
+    whether the two that stay are ready
+    """
+    seen = as_declared(chat({"roles.decode.pools.0.replicas": 4}))
+    prefill, decode = seen.workloads
+    pods = [replace(pod, ready=serving or n > 1) for n, pod in enumerate(decode.pods)]
+    asked = {pods[each].name: 90.0 for each in names}
+    states = {pod.name: "draining" if pod.name in asked else "ready" for pod in pods}
+    facts = {"states": states, "commands": frozenset(asked), "requested": asked, **known}
+    return CHAT, replace(
+        seen,
+        workloads=[prefill, replace(decode, ready=4 if serving else 2, pods=tuple(pods))],
+        status=READY,
+        scalers=[of.scaler("prefill", 1, 1), of.scaler("decode", 2, 2)],
+        worker_records=of.WorkerRecords(**facts),
+    )
+
+
+def stalled_beside_none(**fields: Any) -> Scene:
+    """A roll out that came to nothing while the old revision answers nothing either."""
+    down = with_decode(*(of.pod_state(DECODE, each, ready=False) for each in (0, 1)), status=READY)
+    new = [of.workload(identity(B, "prefill"), 1), of.workload(identity(B), 2, 0)]
+    seen = replace(down, workloads=[*down.workloads, *new], generation=2, **fields)
+    return NEXT, replace(seen, status=of.reported(NEXT, seen, LONG_AGO)["status"])
+
+
+def given_up() -> Scene:
+    """The look after the one that gives a roll out up: its workers are gone."""
+    seen = stalled(NEXT, 2)
+    status = of.reported(NEXT, seen)["status"]
+    gone = [of.workload(identity(B, role), 0) for role in ("prefill", "decode")]
+    return NEXT, replace(seen, status=status, workloads=[*seen.workloads[:2], *gone])
+
+
+def stalled_at_first() -> Scene:
+    seen = with_decode(*(of.pod_state(DECODE, each, ready=False) for each in (0, 1)))
+    seen = replace(seen, service_revision=None)
+    return CHAT, replace(seen, status=of.reported(CHAT, seen, LONG_AGO)["status"])
+
+
+def routed(routers: int, decode: int, declared: int = 2, **fields: Any) -> Scene:
+    pools = [{"name": "cpu", "replicas": declared}]
+    document = chat({"roles.router": {"pools": pools}, "roles.decode.pools.0.replicas": 1})
+    sizes = {"prefill": (1, 1), "decode": (1, decode), "router": (declared, routers)}
+    states = [
+        of.workload(identity(of.revision(document), role), size, ready)
+        for role, (size, ready) in sizes.items()
+    ]
+    return document, as_declared(document, workloads=states, **fields)
+
+
+def with_note() -> Scene:
+    document, seen = records()
+    names = [pod.name for state in seen.workloads[1:] for pod in state.pods]
+    note = "vLLM 0.99.1 is not known here: use 0.30 to 0.33"
+    devices = dict.fromkeys(names, of.WorkerDevice("cpu", "cpu", engine_note=note))
+    return document, replace(seen, worker_records=of.WorkerRecords({}, devices=devices))
+
+
+def scaled(replicas: int, declared: int = 2, **bounds: Any) -> Scene:
+    """A scaler that asks for more or fewer workers than it gets."""
+    pool = {f"roles.decode.pools.0.{name}": value for name, value in bounds.items()}
+    return chat(pool), as_declared(CHAT, scalers=[of.scaler("decode", replicas, declared)])
+
+
+def many_pools() -> Scene:
+    least = [{"name": f"p{each}", "replicas": 1024, "minReplicas": 1024} for each in range(3)]
+    document = chat({"roles.decode.pools": [*least, {"name": "more", "replicas": 1}]})
+    more = replace(of.scaler("decode", 1024, 1), pool="more")
+    return document, as_declared(document, scalers=[more])
+
+
+def many_pairs(fault: str | None = None) -> Scene:
+    """A prefill pool whose KV moved, or not, to each of many decode pools."""
+    document = chat({"roles.decode.pools": [{"name": f"p{n}", "replicas": 1} for n in range(9)]})
+    found = of.PairVerification(
+        of.revision(document),
+        of.NOW,
+        fault=fault,
+        decode_worker="d",
+        prefill_worker="p",
+        transport="tcp",
+        message="the checksums differ",
+        num_tokens=8,
+    )
+    pairs = {of.PoolPair("cpu", f"p{n}"): found for n in range(9)}
+    return document, as_declared(document, verifications=of.PairVerifications(pairs))
 
 
 SCENES: dict[str, Scene] = {
@@ -191,5 +298,54 @@ SCENES: dict[str, Scene] = {
                 {}, {of.PoolPair("cpu", "cpu"): "d-0 has other requests"}
             ),
         ),
+    ),
+    "an engine of an unknown version": with_note(),
+    "most records have no pod": stale("abc", "pa"),
+    "ready pods have no record": stale("", "pbcde"),
+    "scaled under minReplicas": scaled(0, minReplicas=1),
+    "scaled over what a pool may have": scaled(5000),
+    "scaled over what an object may have": many_pools(),
+    "two workers drain": draining(2, 3),
+    "workers drain while etcd is away": draining(states={}, error="etcd does not answer"),
+    "workers serve until others are ready": draining(serving=False),
+    "routers without a decode worker": routed(2, 0),
+    "no router is ready": routed(0, 1),
+    "no routers are asked for": routed(0, 1, 0, service_role="decode"),
+    "a roll out comes to nothing, and nothing serves": stalled_beside_none(),
+    "a roll out was given up": given_up(),
+    "a roll out comes to nothing, and a write is refused": stalled_beside_none(
+        failures=[of.WriteFailure("PDPoolScaler chat-decode-cpu", "ApplyFailed", "no answer")]
+    ),
+    "a first install comes to nothing": stalled_at_first(),
+    "a roll out is dropped": (
+        CHAT,
+        as_declared(CHAT, status=of.reported(NEXT, as_declared(CHAT, status=READY))["status"]),
+    ),
+    "replicas in the file while it is autoscaled": (
+        chat(
+            {
+                "autoscale": {"mode": "On", "budget": {"total": 8}},
+                "roles.decode.pools.0.replicas": 6,
+            }
+        ),
+        as_declared(
+            CHAT,
+            status=of.reported(*decided(SCALED, 3))["status"],
+            scalers=[of.scaler("prefill", 1, 1), of.scaler("decode", 3, 2)],
+        ),
+    ),
+    "two problems of the autoscaler": decided(
+        SCALED, 2, of.Problem("MetricsMissing", "prefill: none"), SHORT
+    ),
+    "many pairs of pools": many_pairs(),
+    "many pairs of pools, and no KV moves": many_pairs("damaged"),
+    "a roll out over two budgets": (
+        chat(
+            {
+                "engine.maxSequences": 65,
+                "autoscale": {"mode": "On", "budget": {"total": 4, "perGpu": {"cpu": 5}}},
+            }
+        ),
+        as_declared(CHAT, status=READY),
     ),
 }

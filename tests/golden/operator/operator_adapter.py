@@ -16,6 +16,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from pdcluster_api.apiserver.connection import ApiMetrics
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.manifests.render import Owner, RenderSettings
+from pdcluster_api.plan.autoscale.explain import explained
+from pdcluster_api.plan.autoscale.values import Holding, Memory, Outcome, PoolFacts
 from pdcluster_api.plan.cluster_status import plan_invalid
 from pdcluster_api.plan.observed.state import (
     DecisionInput,
@@ -61,9 +63,12 @@ __all__ = [
     "DecisionInput",
     "DecisionStep",
     "DiscoveryState",
+    "Holding",
+    "Memory",
     "Observed",
     "PairVerification",
     "PairVerifications",
+    "PoolFacts",
     "PoolPair",
     "Problem",
     "ScalingDecision",
@@ -75,6 +80,7 @@ __all__ = [
     "identity",
     "main",
     "pod_state",
+    "pod_states",
     "workload",
 ]
 
@@ -124,6 +130,15 @@ def reported(document: Document, observed: Observed, now: str = NOW) -> Document
         found["workloads"] = {each.id.name: each.replicas for each in plan.workloads}
         found["drain"] = sorted(plan.commands)
     return found
+
+
+def sentences(outcome: Outcome) -> list[str]:
+    """What a decision says of its steps and problems; sizes and inputs are facts."""
+    return [
+        f"  {subject} {rule} {before} to {after}: {why}" if before else f"  {why}"
+        for subject, rule, before, after, why in explained(outcome.decision)
+        if rule not in ("sees", "result")
+    ]
 
 
 def manifests(document: Document) -> Iterator[Mapping[str, Any]]:

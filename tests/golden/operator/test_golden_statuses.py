@@ -6,8 +6,15 @@ import pytest
 import yaml
 
 from tests.golden.operator.condition_scenes import SCENES as FURTHER
+from tests.golden.operator.decision_scenes import SCENES as OF_THE_AUTOSCALER
 from tests.golden.operator.golden_yaml import RECORDS, as_yaml
-from tests.golden.operator.operator_adapter import Document, Observed, decisions, reported
+from tests.golden.operator.operator_adapter import (
+    Document,
+    Observed,
+    decisions,
+    reported,
+    sentences,
+)
 from tests.golden.operator.status_scenes import SCENES
 from tests.golden.records import check, check_names
 from tests.schema.object_cases import at
@@ -22,7 +29,7 @@ def test_status_of_a_scene(name: str) -> None:
 
 
 def test_conditions_of_further_scenes() -> None:
-    """A line for each condition of each scene that differs from those of the scene `ready`."""
+    """Events of each scene, and its conditions that differ from those of the scene `ready`."""
     usual = conditions(*SCENES["ready"])
     lines = []
     for name, scene in FURTHER.items():
@@ -31,10 +38,19 @@ def test_conditions_of_further_scenes() -> None:
     check(RECORDS / "conditions.txt", "\n".join(lines[1:]) + "\n")
 
 
+def test_sentences_of_the_autoscaler() -> None:
+    found = [(name, *sentences(outcome)) for name, outcome in OF_THE_AUTOSCALER.items()]
+    check(RECORDS / "autoscaler.txt", "\n\n".join("\n".join(lines) for lines in found) + "\n")
+
+
 def conditions(document: Document, observed: Observed) -> list[str]:
+    found = reported(document, observed)
     return [
-        f"  {each['type']} {each['status']} {each['reason']}: {each['message']}"
-        for each in reported(document, observed)["status"]["conditions"]
+        *(
+            f"  {each['type']} {each['status']} {each['reason']}: {each['message']}"
+            for each in found["status"]["conditions"]
+        ),
+        *(f"  event {each['reason']}: {each['message']}" for each in found["events"]),
     ]
 
 

@@ -141,7 +141,6 @@ def test_of_bounds_that_exclude_each_other_max_wins_and_it_is_reported():
 
     assert outcome.decision.replicas[D] == 3
     assert reasons(outcome) == ["BoundsConflict"]
-    assert "minReplicas is 8 and maxReplicas is 3" in outcome.decision.problems[0].message
 
 
 def test_a_cluster_that_asks_for_nothing_stays_so():
@@ -189,7 +188,6 @@ def test_the_last_ready_worker_of_a_role_stays_while_another_pool_takes_over_by_
 
     assert begun.decision.replicas == {P: 4, night: 1, day: 4}
     assert rules_of(begun, "decode/night") == [rules.BOUNDS, rules.NEVER_ALONE]
-    assert "waits until another is ready" in step_of(begun, rules.NEVER_ALONE, "decode/night").why
     assert waiting.decision.replicas == {P: 4, night: 1, day: 4}
     assert done.decision.replicas == {P: 4, night: 0, day: 4}
     assert not begun.decision.problems

@@ -36,7 +36,6 @@ def test_growth_stays_within_the_total():
     assert outcome.decision.replicas == {P: 4, D: 5}
     step = step_of(outcome, rules.BUDGET, "decode")
     assert (step.before, step.after) == (8, 5)
-    assert "8 of 9" in step.why
 
 
 def test_room_that_is_short_is_shared_by_what_each_role_misses():
@@ -57,9 +56,6 @@ def test_pods_that_end_hold_their_accelerators():
     gone = facts_of(spec, prefill={"replicas": 3})
 
     assert see(spec, ending, decode=FULL).decision.replicas == {P: 3, D: 4}
-    assert (
-        "1 by pods that end" in step_of(see(spec, ending, decode=FULL), rules.BUDGET, "decode").why
-    )
     assert see(spec, gone, decode=FULL).decision.replicas == {P: 3, D: 5}
 
 
@@ -118,7 +114,7 @@ def test_a_role_alone_on_a_full_type_says_so():
     outcome = see(spec, decode=FULL)
 
     assert outcome.changed is False
-    assert "4 of 4 B300" in step_of(outcome, rules.BUDGET, "decode").why
+    assert rules.BUDGET in rules_of(outcome, "decode")
 
 
 def test_a_role_keeps_its_last_worker_while_the_one_in_its_place_waits_for_room():
@@ -153,10 +149,10 @@ def test_a_raised_minimum_waits_for_pods_that_still_end():
     gone = facts_of(spec, decode={"replicas": 2})
 
     assert see(spec, ending).decision.replicas == {P: 4, D: 2}
-    assert "it waits for room" in step_of(see(spec, ending), rules.BUDGET, "decode/x").why
+    assert rules.BUDGET in rules_of(see(spec, ending), "decode/x")
     # no other pool takes the room
     assert see(spec, ending, prefill=HUNGRY).decision.replicas == {P: 4, D: 2}
-    assert "decode/x has 2 of minReplicas 4" in see(spec, ending).decision.problems[0].message
+    assert reasons(see(spec, ending)) == ["BudgetTooSmall"]
     assert see(spec, gone).decision.replicas == {P: 4, D: 4}
 
 
@@ -205,7 +201,7 @@ def test_a_budget_below_the_minima_keeps_a_worker_of_each_role_and_is_reported()
     assert see(spec).decision.replicas == {P: 1, D: 1}
     assert reasons(see(spec)) == ["BudgetTooSmall"]
     assert see(least).decision.replicas == {P: 1, D: 1}
-    assert "more than the budget (in all: 2 of 1)" in see(least).decision.problems[0].message
+    assert reasons(see(least)) == ["BudgetTooSmall"]
 
 
 def test_pools_that_are_no_longer_declared_count_until_their_pods_are_gone():
@@ -293,9 +289,11 @@ def test_a_limit_that_keeps_a_role_from_what_it_needs_is_reported(
 
     for queue in (20.0, 30.0, 300.0):
         outcome = see(spec, decode=replace(CALM, num_requests_waiting=queue))
-        assert [(each.reason, each.message) for each in outcome.decision.problems] == [
-            ("ScalingLimited", f"decode needs more than its 4 workers: held by {limits}")
-        ]
+        (problem,) = outcome.decision.problems
+        assert (problem.reason, problem.message.split(": held by ")[1]) == (
+            "ScalingLimited",
+            limits,
+        )
     assert see(spec).decision.problems == ()
 
 
@@ -305,9 +303,7 @@ def test_a_role_for_which_there_is_no_budget_at_all_says_so():
     outcome = see(spec)
 
     assert outcome.decision.replicas == {P: 0, D: 4}
-    assert [each.message for each in outcome.decision.problems] == [
-        "prefill needs more than its 0 workers: held by autoscale.budget"
-    ]
+    assert reasons(outcome) == ["ScalingLimited"]
 
 
 def test_a_role_that_has_no_worker_waits_for_room_for_its_first_while_the_other_takes_a_pod_back():
@@ -325,7 +321,7 @@ def test_a_role_that_has_no_worker_waits_for_room_for_its_first_while_the_other_
     waiting, one_gone = see(spec, [*ending, left]), see(spec, ending)
 
     assert waiting.decision.replicas == {P: 0, D: 1}
-    assert "it waits for room" in step_of(waiting, rules.BUDGET, "prefill/x").why
+    assert rules.BUDGET in rules_of(waiting, "prefill/x")
     assert "BudgetTooSmall" in reasons(waiting)
     assert one_gone.decision.replicas == see(spec, none).decision.replicas == {P: 1, D: 1}
 
@@ -353,7 +349,4 @@ def test_a_budget_is_exceeded_while_the_one_ready_worker_is_the_last_to_have_com
     outcome = see(spec, facts_of(spec, decode={"replicas": 3, "ready": 1}))
 
     assert outcome.decision.replicas == {P: 1, D: 3}
-    assert (
-        "waits until another is ready, over the budget (in all: 4 of 2)"
-        in outcome.decision.problems[0].message
-    )
+    assert reasons(outcome) == ["BudgetTooSmall"]

@@ -45,8 +45,6 @@ def test_the_cheapest_pool_grows_and_the_dearest_shrinks():
 
     assert (up.decision.replicas[B200], up.decision.replicas[H100]) == (4, 4)
     assert (down.decision.replicas[B200], down.decision.replicas[H100]) == (3, 2)
-    assert "cheapest" in step_of(up, rules.POOL, "prefill/h100").why
-    assert "dearest" in step_of(down, rules.POOL, "prefill/b200").why
 
 
 def test_of_equal_prices_the_first_pool_is_the_cheaper():
@@ -72,7 +70,6 @@ def test_top_ordinals_that_no_node_takes_are_given_back_and_the_other_type_grows
     assert outcome.decision.replicas[H100] == 3  # 4 ready workers at 100 % of 80 % need 5
     assert outcome.memory.backoff == {"B200": NOW + 600}
     assert reasons(outcome) == ["CapacityShort"]
-    assert "B200 is short of 2 workers" in outcome.decision.problems[0].message
     assert step_of(outcome, rules.CAPACITY, "prefill/b200").after == 2
 
 
@@ -87,7 +84,6 @@ def test_a_short_type_is_left_alone_for_a_while_and_then_tried_again():
 
     assert at(599).decision.replicas[B200] == 4
     assert reasons(at(599)) == ["CapacityShort"]
-    assert "B200 is short of 1 worker" in at(599).decision.problems[0].message
     assert rules.CAPACITY in rules_of(at(599), "prefill")
     assert at(600).decision.replicas[B200] == 5
     assert reasons(at(600)) == []
@@ -178,7 +174,6 @@ def test_pods_that_cannot_be_created_make_the_other_pool_grow():
 
     assert outcome.decision.replicas == {B200: 4, H100: 3, D: 4}
     assert reasons(outcome) == ["CapacityShort"]
-    assert "exceeded quota" in outcome.decision.problems[0].message
 
 
 def test_a_role_that_shrinks_gives_first_what_no_node_took():

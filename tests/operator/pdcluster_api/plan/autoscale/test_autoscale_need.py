@@ -154,23 +154,13 @@ def test_a_queue_that_is_soon_worked_off_asks_for_no_worker_nor_does_its_full_sh
     assert soon.decision.replicas[role, "x"] == 4
     step = step_of(soon, rules.NEED, role)
     assert (step.before, step.after) == (4, 4)
-    line = 8 if role == "prefill" else 16
-    seconds = f"{(875 - line) / 10:.0f}"  # the mean of the rounds is 875
-    assert (
-        f"875 over {line}, but it falls by 10 a second and is under it in {seconds} s" in step.why
-    )
     # of decode the share alone asks for 5.33
     assert later.decision.replicas[role, "x"] == (5 if role == "prefill" else 6)
     assert never.decision.replicas[role, "x"] == 8
 
 
 def test_a_queue_that_falls_slowly_asks_for_one_more():
-    outcome = falling(1.0, prefill_queue_requests=200.0)
-
-    assert outcome.decision.replicas[P] == 5
-    assert (
-        "4 + 1, it falls by 1 a second = 5, needs 5" in step_of(outcome, rules.NEED, "prefill").why
-    )
+    assert falling(1.0, prefill_queue_requests=200.0).decision.replicas[P] == 5
 
 
 def test_a_queue_is_not_laid_on_workers_of_which_little_is_known():
@@ -181,7 +171,7 @@ def test_a_queue_is_not_laid_on_workers_of_which_little_is_known():
     first = run(spec, facts, windows_of(facts, rounds=1, prefill=calm(prefill_queue_requests=50.0)))
 
     assert first.decision.replicas[P] == 4
-    assert "not had their part for 3 scrapes" in step_of(first, rules.PENDING, "prefill").why
+    assert rules_of(first, "prefill") == [rules.PENDING]
     assert see(spec, facts, prefill=calm(prefill_queue_requests=50.0)).decision.replicas[P] == 8
 
 
@@ -194,18 +184,9 @@ def test_a_need_can_be_worked_out_by_hand():
 
     inputs = {(each.subject, each.name): each.value for each in outcome.decision.inputs}
     assert (inputs["prefill", "ready_workers"], inputs["prefill", "settled_workers"]) == (3.0, 3.0)
-    assert (
-        "prefill_queue_requests 23.1 over 8: 3 + 23.1 / 8 - 1 = 4.88, needs 5"
-        in step_of(outcome, rules.NEED, "prefill").why
-    )
-    assert (
-        step_of(outcome, rules.HEADROOM, "prefill").why
-        == "1 above the need: prefill_queue_requests 3 + 23.1 / 8 - 1, x 1.1 = 5.37"
-    )
-    assert (
-        "kv_cache_usage_ratio 0.9 over 0.75: 8 x 0.9 / 0.75 = 9.6, needs 10"
-        in step_of(outcome, rules.NEED, "decode").why
-    )
+    # 3 + 23.07 / 8 - 1 = 4.88, and a tenth more; 8 x 0.9 / 0.75 = 9.6
+    assert step_of(outcome, rules.NEED, "prefill").after == 5
+    assert outcome.decision.replicas == {P: 6, D: 10}
 
 
 def test_a_threshold_near_zero_asks_for_a_limited_number():

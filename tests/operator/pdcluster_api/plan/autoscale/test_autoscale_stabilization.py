@@ -50,7 +50,6 @@ def test_the_wait_is_explained():
 
     step = step_of(outcome, rules.WINDOW, "decode")
     assert (step.before, step.after) == (1, 4)
-    assert "100 s of 300 s" in step.why
 
 
 def test_growth_can_be_made_to_wait_as_well():
@@ -317,10 +316,5 @@ def test_smaller_advice_counts_after_the_down_window():
     for seconds in range(5, 126, 5):
         outcome = run(spec, facts, windows_of(facts, now=NOW + seconds), memory, now=NOW + seconds)
         memory, advice[seconds] = outcome.memory, outcome.decision.replicas[D]
-        if seconds == 50:
-            assert (
-                "5 was advised 50 s ago, and advice goes down after 100 s"
-                in step_of(outcome, rules.WINDOW, "decode").why
-            )
 
     assert (advice[5], advice[95], advice[100], advice[125]) == (5, 5, 4, 4)

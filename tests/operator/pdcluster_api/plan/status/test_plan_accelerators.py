@@ -131,10 +131,7 @@ def test_a_pool_of_no_workers_says_nothing_for_another():
     cluster = cluster_of(B200, prefill={"name": "small", "gpu": "H200", "replicas": 0})
     assert found(plan_all(cluster, seen(cluster, say(decode=ON_GPU)), NOW))[0] == "True"
     nothing = cluster_of({**B200, "replicas": 0})
-    assert found(plan_all(nothing, seen(nothing, WorkerRecords()), NOW))[::2] == (
-        "Unknown",
-        "no ready worker has said what it computes on",
-    )
+    assert found(plan_all(nothing, seen(nothing, WorkerRecords()), NOW))[0] == "Unknown"
 
 
 def test_while_etcd_does_not_answer_it_stays_as_it_was_and_its_event_comes_once():

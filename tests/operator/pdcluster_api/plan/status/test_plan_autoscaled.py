@@ -83,9 +83,7 @@ def test_a_decision_is_in_the_status_and_has_to_be_written_first() -> None:
     assert [(entry["at"], entry["mode"]) for entry in field["lastDecisions"]] == [
         ("2026-01-02T03:04:05Z", "On")
     ]
-    assert ("Autoscaled", "decode/cpu 2 to 3") in [
-        (each.reason, each.message) for each in plan.events
-    ]
+    assert "Autoscaled" in reasons(plan)
 
 
 def test_the_record_sizes_statefulsets_and_scalers_without_a_decision() -> None:
@@ -162,9 +160,7 @@ def test_advise_shows_and_changes_nothing() -> None:
 
     assert not plan.reports_first
     assert plan.status["autoscaling"]["mode"] == "Advise"
-    assert [(each.reason, each.message) for each in plan.events if each.reason == "Advised"] == [
-        ("Advised", "decode/cpu 2 to 3 is recommended; mode Advise changes nothing")
-    ]
+    assert reasons(plan).count("Advised") == 1
     for each in (plan, after):
         assert {size for key, size in sizes(each).items() if key[0] == "decode"} == {2}
         assert [scaler.request for scaler in each.scalers] == [None, None]
@@ -202,10 +198,6 @@ def test_a_scale_by_another_writer_is_reverted_with_an_event() -> None:
     assert [scaler.request for scaler in plan.scalers if scaler.role == "decode"] == [3]
     (told,) = [each for each in plan.events if each.reason == words.SCALERS_OVERRIDDEN]
     assert told.warning
-    assert told.message.startswith(
-        "decode/cpu: kubectl asked for 7 workers; the autoscaler alone decides, and keeps 3: "
-        "change its bounds"
-    )
 
 
 def test_a_scaler_that_another_writer_scaled_and_that_only_has_to_follow_makes_no_event() -> None:
@@ -232,10 +224,7 @@ def test_replicas_in_the_file_are_not_taken_over_and_an_event_says_so() -> None:
     assert [
         (scaler.request, scaler.seen) for scaler in plan.scalers if scaler.role == "decode"
     ] == [(3, 6)]
-    (told,) = [each for each in plan.events if each.reason == words.SCALERS_OVERRIDDEN]
-    assert told.message.startswith(
-        "decode/cpu: replicas is now 6 in the spec; the autoscaler alone decides, and keeps 3"
-    )
+    assert reasons(plan).count(words.SCALERS_OVERRIDDEN) == 1
 
 
 def test_problems_are_conditions_while_they_last() -> None:

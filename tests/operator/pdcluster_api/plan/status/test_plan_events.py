@@ -84,13 +84,9 @@ def test_another_reason_is_news_and_the_same_one_is_not():
 
 def test_a_roll_out_starts_switches_and_ends():
     started = plan_all(NEXT, running(CLUSTER, status=READY), NOW)
-    assert [(each.reason, each.message) for each in started.events] == [
-        (words.ROLLOUT_STARTED, f"revision {B} is to replace {A}")
-    ]
+    assert [each.reason for each in started.events] == [words.ROLLOUT_STARTED]
     switched = plan_all(NEXT, running(CLUSTER, status=started.status, workloads=BOTH), NOW)
-    assert [(each.reason, each.message) for each in switched.events] == [
-        (words.ROLLOUT_SWITCHED, f"revision {B} serves instead of {A}")
-    ]
+    assert [each.reason for each in switched.events] == [words.ROLLOUT_SWITCHED]
     assert news(NEXT, running(NEXT, status=switched.status, workloads=BOTH)) == [
         (words.READY, False)
     ]

@@ -86,7 +86,6 @@ def test_ghosts_that_stay_are_reported_and_may_be_removed():
         "RecordsWithoutPods",
         ("ghost",),
     )
-    assert found.condition.message == "records in etcd without a pod are removed: ghost"
 
 
 def test_orphans_that_stay_are_reported():
@@ -96,7 +95,6 @@ def test_orphans_that_stay_are_reported():
     )
     assert found.condition is not None
     assert (found.condition.reason, found.stale_records) == ("PodsWithoutRecords", ())
-    assert found.condition.message.endswith("which no other worker finds: b, c, d and 1 more")
 
 
 def test_when_most_have_no_pod_at_once_none_is_removed():
@@ -104,9 +102,6 @@ def test_when_most_have_no_pod_at_once_none_is_removed():
     found = in_sync(worker_records("a", "b", "c", mismatched=mismatched), with_pods("a"), NOTHING)
     assert found.condition is not None
     assert (found.condition.reason, found.stale_records) == ("RecordsWithoutPods", ())
-    assert found.condition.message.startswith(
-        "2 of 3 records in etcd have no pod (b, c); none is removed"
-    )
 
 
 def test_a_worker_that_drains_is_odd_without_a_record_and_no_orphan():
