@@ -46,6 +46,7 @@ STARTING: Final = "Starting"
 ROLLING_OUT: Final = "RollingOut"
 SCALING: Final = "Scaling"
 DOWNLOADING_MODEL: Final = "DownloadingModel"
+_ON_THE_WAY = (STARTING, ROLLING_OUT, SCALING, DOWNLOADING_MODEL)
 
 # A user should look.
 INVALID_SPEC: Final = "InvalidSpec"
@@ -87,6 +88,9 @@ AUTOSCALING: Final = (
 
 ROLLOUT_OVER_BUDGET: Final = "RolloutOverBudget"
 """A BlueGreen roll out needs more than autoscale.budget; its own reason."""
+
+_WHILE_TRUE = frozenset({RECONCILING, STALLED, ROLLOUT_OVER_BUDGET, *AUTOSCALING})
+"""All others are True while all is well."""
 
 # What etcd and Kubernetes do not agree on.
 GHOSTS: Final = "RecordsWithoutPods"
@@ -142,3 +146,19 @@ NEEDS_ACTION = frozenset(
     }
 )
 """Reasons that do not pass by waiting: with one of them the cluster is Stalled."""
+
+CONDITIONS_FILE: Final = "conditions.json"
+"""Beside the policy file, in its ConfigMap: the conditions as the status has them, for workers."""
+
+SEVERITIES: Final = ("needs action", "problem", "on the way", "unknown", "fine")
+"""Worst first."""
+
+
+def severity_of(kind: str, status: str, reason: str) -> str:
+    """One of SEVERITIES.  kind, status, reason: as the condition has them"""
+    is_wrong = status == ("True" if kind in _WHILE_TRUE else "False")
+    if is_wrong and (kind == STALLED or reason in NEEDS_ACTION):
+        return "needs action"
+    if is_wrong:
+        return "on the way" if kind == RECONCILING or reason in _ON_THE_WAY else "problem"
+    return "fine" if status in ("True", "False") else "unknown"

@@ -1,4 +1,4 @@
-"""The policy file's watch: it outlives whatever an edit does."""
+"""The policy file's watch, and the conditions beside it: they outlive whatever an edit does."""
 
 import asyncio
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.config import policy
-from pdcluster_worker.config.policy import PolicyFile
+from pdcluster_worker.config.policy import ConditionsFile, PolicyFile
 
 
 def test_policy_that_is_newer_is_warned_of_once_for_each_content(
@@ -65,3 +65,19 @@ def test_policy_with_a_number_that_python_does_not_write_out_is_refused(
     assert not policy.reload()
     assert policy.current.stall_seconds == 30
     assert "stallSeconds: must be at most 3600, not a number of thousands" in caplog.text
+
+
+def test_conditions_that_cannot_be_read_are_none_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, path = ConditionsFile(tmp_path / "policy.yaml"), tmp_path / "conditions.json"
+    for broken in ("", "{", '{"written": "now"}', '{"written": 1, "items": []}'):
+        path.write_text(broken)
+        caplog.clear()
+        assert [file.current(), file.current()] == [None, None]
+        assert caplog.text.count(f"passed over the conditions path={path}") == 1
+
+    path.write_text('{"written": "now", "items": [], "newer": 1}')
+    assert file.current() is not None
+    path.unlink()
+    assert file.current() is None

@@ -27,6 +27,7 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.overview import (
     ClusterOverview,
+    ConditionsOverview,
     History,
     WorkerFigures,
     WorkerOverview,
@@ -110,6 +111,7 @@ class ScriptedBackend:
     drains: bool = False
     ingresses: int = 1
     num_overviews: int = 0
+    conditions: ConditionsOverview | None = None
 
     def overview(self) -> ClusterOverview:
         """A prefill and a decode worker; the KV of a request has moved since the last one."""
@@ -127,6 +129,7 @@ class ScriptedBackend:
             *("ns", "c", "r1", self.model_name, "c-decode-0", "decode", self.short),
             workers,
             history,
+            self.conditions,
         )
 
     def ready(self) -> str | None:

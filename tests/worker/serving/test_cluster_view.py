@@ -16,7 +16,7 @@ from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.routing.prefix_index import PrefixIndex
 from pdcluster_worker.serving.cluster_view import NUM_PERIODS, ClusterView
 from pdcluster_worker.serving.worker_context import WorkerContext
-from tests.worker.serving.doubles import config_of, stats, until
+from tests.worker.serving.doubles import ScriptedEngine, config_of, stats, until
 
 HELLO = Hello("engine-d0", "decode", KVGeometry(1, 8, 1, 4, "float32"), "w", "r1")
 
@@ -114,9 +114,33 @@ def count(view: ClusterView, directory: Directory) -> Callable[..., tuple[int, i
             peer.load = WorkerLoad(remote_prefills=prefills[0], local_prefills=prefills[1])
         view.sample()
         history = view.overview(None).history
-        return history.remote[-1], history.local[-1]
+        return history.remote[-2], history.local[-2]
 
     return sample
+
+
+async def test_the_first_period_counts_from_the_start_and_while_it_lasts(
+    view: ClusterView, directory: Directory, worker: WorkerContext, engine: ScriptedEngine
+) -> None:
+    engine.say(stats(0))
+    await until(lambda: worker.engines.first.client.stats is not None)
+    peer = directory.peer("p0")
+    peer.state, peer.load = "ready", WorkerLoad()  # connected, no report yet
+    view.notice()
+    peer.load = WorkerLoad(remote_prefills=700, local_prefills=70)
+    view.notice()
+    peer.load = WorkerLoad(remote_prefills=703, local_prefills=70)
+    worker.num_prefills["local"] += 2
+    for _ in range(2):
+        history = view.overview(None).history
+        assert (history.remote, history.local) == ([3], [2])
+    assert history.ready == {"decode": [1], "prefill": [1], "router": [1]}
+
+    view.sample()
+    worker.num_prefills["local"] += 1
+    view.notice()
+    history = view.overview(None).history
+    assert (history.remote, history.local) == ([3, 0], [2, 1])
 
 
 async def test_the_last_hour_has_growth_only(
@@ -126,7 +150,7 @@ async def test_the_last_hour_has_growth_only(
     assert count(1, 3, engine="restarted") == (1, 3)
     assert count(1, 3, engine="restarted") == (0, 0)
     assert view.overview(None).history.ready == {
-        role: [1] * 4 for role in ("decode", "prefill", "router")
+        role: [1] * 5 for role in ("decode", "prefill", "router")
     }
 
 

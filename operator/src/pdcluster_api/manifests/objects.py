@@ -112,10 +112,12 @@ class ChildNames:
     service_account: str  # of the pods
     authority: str  # Secret with the CA and its key
     certificates: str  # Secret that workers mount
+    policy: str  # ConfigMap with the policy file, and beside it the conditions
 
 
 def child_names(cluster: str) -> ChildNames:
-    return ChildNames(f"{cluster}-pdc", f"{cluster}-pdc-ca", f"{cluster}-pdc-tls")
+    pods = f"{cluster}-pdc"
+    return ChildNames(pods, f"{pods}-ca", f"{pods}-tls", f"{cluster}-policy")
 
 
 def policy_name(cluster: str) -> str:

@@ -1,10 +1,11 @@
-"""The worker's two files: the engine file (fixed for a revision) and the policy file (hot-
-reloaded). An older image refuses unknown fields of the engine file, so defaults are left out of it.
+"""The worker's files: the engine file (fixed for a revision), the policy file (hot-reloaded) and
+the conditions beside it. An older image refuses unknown fields of the engine file, so defaults are
+left out of it.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -22,6 +23,7 @@ from pdcluster_api.manifests.objects import (
     TLS_FOLDER,
     Manifest,
     Owner,
+    child_names,
     shared_object,
 )
 from pdcluster_api.manifests.stock import stock_command, stock_environment
@@ -164,7 +166,17 @@ def _certificate_files(folder: str) -> dict[str, str]:
 
 def policy_config(cluster: PDCluster, owner: Owner) -> Manifest:
     data = {POLICY_FILE: yaml_text(policy_file(cluster))}
-    return shared_object("v1/ConfigMap", f"{owner.name}-policy", owner, data=data)
+    return shared_object("v1/ConfigMap", child_names(owner.name).policy, owner, data=data)
+
+
+def conditions_file(conditions: Iterable[Mapping[str, Any]], written: str) -> str:
+    """The conditions of a status, beside the policy file.  written: now, RFC 3339"""
+    names = ("type", "status", "reason", "message")
+    items = [
+        {**{name: each[name] for name in names}, "since": each["lastTransitionTime"]}
+        for each in conditions
+    ]
+    return json.dumps({"written": written, "items": items})
 
 
 def engine_file(

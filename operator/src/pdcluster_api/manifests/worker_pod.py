@@ -242,10 +242,11 @@ def _files(cluster: PDCluster, workload: WorkloadId) -> dict[str, Manifest]:
     """Volumes with files, by the folder where they are mounted."""
     etcd_secret = cluster.spec.discovery.etcd.tls_secret
     key_secret = cluster.spec.service.api_key_secret
+    names = child_names(workload.cluster)
     volumes = {
         ENGINE_FOLDER: {"name": "engine", "configMap": {"name": workload.name}},
-        POLICY_FOLDER: {"name": "policy", "configMap": {"name": f"{workload.cluster}-policy"}},
-        TLS_FOLDER: _secret("tls", child_names(workload.cluster).certificates),
+        POLICY_FOLDER: {"name": "policy", "configMap": {"name": names.policy}},
+        TLS_FOLDER: _secret("tls", names.certificates),
     }
     if etcd_secret is not None:
         volumes[ETCD_TLS_FOLDER] = _secret("etcd-tls", etcd_secret)

@@ -48,7 +48,8 @@ class Reconciler:
         # 3. Plan what should run (pure), again if that needs newer records of workers.  What the
         #    status must hold before it is followed is reported, and nothing applied this time.
         # 4. Apply: drain commands, then the objects that differ, then records of lost workers.
-        # 5. Report: plan the status with what was refused, write it if it differs, post events.
+        # 5. Report: plan the status with what was refused, write it and the copy of its conditions
+        #    for workers where they differ, post events.
         #    That of a new object waits for the next reconcile, which sees its children.
         # 6. Mark the fingerprint of step 4 as at rest; come back when something falls due.
         cache, client = self.applier.cache, self.applier.client
@@ -155,13 +156,15 @@ class Reconciler:
     async def _report(
         self, live: Live, session: Session, report: StatusPlan, others: Iterable[PlannedEvent] = ()
     ) -> bool:
-        found = {each["type"]: each["status"] for each in report.status.get("conditions", ())}
+        written = report.status.get("conditions", ())
+        found = {each["type"]: each["status"] for each in written}
         ready = found.get(conditions.READY, "Unknown")
         self.metrics.show_ready(session.ready, ready)
         self.metrics.show_status(live.key, report.status)
         session.ready = ready
         statuses = self.applier.statuses
         changed = await statuses.write(session, PDCLUSTER, live.body, report.status)
+        changed |= await statuses.write_conditions(live, written, self._stamp())
         if self.applier.cache.get(PDCLUSTER.name, *live.key) is None:
             return changed
         events = (*report.events, *others)

@@ -1,12 +1,12 @@
-"""Write the status of a PDCluster and those of its scalers, each only where it differs; and Events,
-the same reason and message once within a period.
+"""Write the status of a PDCluster and those of its scalers, each only where it differs, and the
+conditions where workers read them; and Events, the same reason and message once within a period.
 """
 
 import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -19,13 +19,17 @@ from pdcluster_api.apiserver.errors import (
     UnavailableError,
     failure_of,
 )
-from pdcluster_api.apiserver.kinds import EVENT, POOL_SCALER, Body, Kind
+from pdcluster_api.apiserver.kinds import CONFIG_MAP, EVENT, POOL_SCALER, Body, Kind
 from pdcluster_api.apiserver.observe import Live
+from pdcluster_api.manifests.objects import child_names
+from pdcluster_api.manifests.worker_config import conditions_file
 from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_api.plan.result import ClusterPlan, PlannedEvent
 from pdcluster_operator.informer.cache import Cache, name_of
 from pdcluster_operator.reconcile.session import Session
+from pdcluster_schema.conditions import CONDITIONS_FILE
 from pdcluster_schema.labels import FIELD_MANAGER
+from pdcluster_schema.quick_json import decoded
 from pdcluster_schema.text import shortened_bytes
 
 logger = logging.getLogger(__name__)
@@ -58,6 +62,29 @@ class Statuses:
             return True
         self.cache.put(kind.name, found)
         raise ConflictError(f"{kind} {metadata['name']} is another one now, or is being changed")
+
+    async def write_conditions(
+        self, live: Live, conditions: Iterable[Mapping[str, Any]], now: str
+    ) -> bool:
+        """Write the conditions of a status beside the policy file, by another operation than an
+        apply, which would take them away again.  One that is refused is logged: they are a copy.
+        """
+        body = live.own(CONFIG_MAP.name).get(child_names(live.key.name).policy)
+        text = conditions_file(conditions, now)
+        if body is None or _items(text) == _items((body.get("data") or {}).get(CONDITIONS_FILE)):
+            return False
+        metadata = body["metadata"]
+        patch = {"metadata": {"uid": metadata["uid"]}, "data": {CONDITIONS_FILE: text}}
+        try:
+            where, name = metadata["namespace"], metadata["name"]
+            written = await self.client.merge_patch(CONFIG_MAP, where, name, patch)
+        except UnavailableError:
+            raise
+        except ClusterError as e:
+            logger.warning("conditions not copied key=%s error=%s", live.key, e)
+            return False
+        self.cache.put(CONFIG_MAP.name, written)
+        return True
 
     async def write_scalers(
         self, live: Live, session: Session, plan: ClusterPlan
@@ -99,6 +126,14 @@ class Statuses:
                 return None
             children[position] = now
         return Live(live.body, children)
+
+
+def _items(text: str | None) -> Any:
+    """The conditions of a file, whenever it was written; None = it cannot be read."""
+    try:
+        return None if text is None else decoded(text.encode())["items"]
+    except (LookupError, TypeError, ValueError):
+        return None
 
 
 def _without_status(body: Body) -> Body:

@@ -2,6 +2,7 @@
 operator one enters.
 """
 
+import json
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import pdcluster_operator
+from pdcluster_api.apiserver.errors import ForbiddenError
 from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_operator.controller import Controller, ControllerSettings
 from pdcluster_operator.queue.work_queue import Done
+from pdcluster_schema.conditions import CONDITIONS_FILE
 from tests.operator import bodies
 from tests.operator.pdcluster_operator.reconcile.api_fake import FakeApi
 from tests.operator.pdcluster_operator.reconcile.sessions import KEY
@@ -94,6 +97,62 @@ async def test_a_reconcile_enters_few_files_of_the_operator(walk: Walk):
         sys.settrace(before)
     found = sorted(each for each in entered if each.startswith(str(PACKAGE)))
     assert 0 < len(found) <= MAX_FILES, found
+
+
+def copied(walk: Walk) -> list[tuple[str, str, str]]:
+    """Conditions beside the policy file."""
+    file = json.loads(walk.api.objects["ConfigMap", "chat-policy"]["data"][CONDITIONS_FILE])
+    return [(each["type"], each["status"], each["message"]) for each in file["items"]]
+
+
+def written(walk: Walk) -> list[tuple[str, str, str]]:
+    """Conditions of the status."""
+    found = walk.status["conditions"]
+    return [(each["type"], each["status"], each["message"]) for each in found]
+
+
+async def test_conditions_stand_beside_the_policy_file_and_what_is_edited_there_is_put_back(
+    walk: Walk,
+):
+    await walk.one()
+    writes = (await walk.one())[1]
+    policy = walk.api.objects["ConfigMap", "chat-policy"]
+    assert writes.count("patch ConfigMap chat-policy") == 1
+    assert copied(walk) == written(walk) != []
+    assert "offload" in policy["data"]["policy.yaml"]
+
+    for broken in ("", "[]", '{"written": "", "items": []}'):
+        walk.put("ConfigMap", {**policy, "data": {**policy["data"], CONDITIONS_FILE: broken}})
+        writes = (await walk.one())[1]
+        assert writes == ["patch ConfigMap chat-policy"]
+        assert copied(walk) == written(walk)
+    assert (await walk.one())[1] == []
+
+
+async def test_conditions_of_an_object_that_became_invalid_reach_workers(walk: Walk):
+    for _ in range(3):
+        await walk.one()
+    body = walk.api.objects["PDCluster", bodies.NAME]
+    spec = {**body["spec"], "model": {"name": ""}}
+    walk.put("PDCluster", {**body, "spec": spec, "metadata": {**body["metadata"], "generation": 2}})
+    writes = (await walk.one())[1]
+    assert writes == ["status PDCluster chat", "patch ConfigMap chat-policy"]
+    assert copied(walk) == written(walk)
+    assert "spec.model.name" in next(text for kind, _, text in copied(walk) if kind == "Ready")
+    assert (await walk.one())[1] == []
+
+
+async def test_a_copy_that_is_refused_stops_nothing(
+    walk: Walk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    async def refuse(*_: object) -> None:
+        raise ForbiddenError("may not patch configmaps")
+
+    monkeypatch.setattr(walk.api, "merge_patch", refuse)
+    await walk.one()
+    await walk.one()
+    assert walk.status["conditions"]
+    assert "conditions not copied key=default/chat error=may not patch configmaps" in caplog.text
 
 
 def group_pod(stateful_set: bodies.Body, ordinal: int, **metadata: Any) -> bodies.Body:

@@ -3,11 +3,13 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.overview import ConditionOverview, ConditionsOverview
 from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdcluster_worker.server.http.run import HttpServer, serve
 from tests.browser import Page, Route, expect, opened
@@ -51,6 +53,40 @@ async def test_it_draws_workers_kv_on_its_way_and_the_last_hour(page: Page) -> N
     await expect(page.locator("#prompts rect")).to_have_count(3)
     await expect(page.locator("#prompts-text")).to_contain_text("3 prefilled remotely · 3 locally")
     await expect(page).to_have_title("c · PDCluster")
+
+
+def ago(seconds: float) -> str:
+    return (datetime.now(UTC) - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+async def test_conditions_stand_first_the_worst_on_top_with_their_age(rig: Rig, url: str) -> None:
+    items = [
+        ConditionOverview("DecodeReady", "False", "CrashLooping", "fix <it>", ago(200), "problem"),
+        ConditionOverview("Serving", "True", "Answering", "it answers", ago(7300), "fine"),
+        ConditionOverview("Ready", "True", "AsDeclared", "all", "never", "fine"),
+    ]
+    rig.backend.conditions = ConditionsOverview(ago(65), items)
+    async with opened(url) as page:
+        region = page.get_by_role("region", name="Conditions")
+        worst = region.locator("#not-fine li")
+        await expect(worst).to_have_count(1)
+        await expect(worst).to_contain_text("problem DecodeReady False CrashLooping for 3 min")
+        await expect(worst).to_contain_text("fix <it>")
+        await expect(region.locator("#written")).to_contain_text("wrote them 1 min ago")
+        await expect(region.get_by_text("it answers")).to_be_hidden()
+        await region.get_by_text("Others are fine: 2").click()
+        await expect(region.locator("#fine li").first).to_contain_text("Answering for 2 h")
+        await expect(region.locator("#fine li").last).to_contain_text("for an unknown time")
+
+        rig.backend.conditions = ConditionsOverview(ago(0), items[1:])
+        await expect(region.get_by_text("All are fine: 2")).to_be_visible()
+        await expect(worst).to_have_count(0)
+        await expect(region.get_by_text("it answers")).to_be_visible()  # it stays open
+
+
+async def test_without_an_operator_nothing_is_said_of_conditions(page: Page) -> None:
+    await expect(page.locator("#decode .worker")).to_be_visible()
+    await expect(page.locator("#object")).to_be_hidden()
 
 
 async def test_it_shows_an_answer_as_it_comes_its_figures_and_where_it_ran(

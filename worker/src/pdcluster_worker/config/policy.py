@@ -1,14 +1,21 @@
-"""The policy file on disk: hot-reloaded; a bad one is refused and the last good one kept."""
+"""The policy file on disk: hot-reloaded; a bad one is refused and the last good one kept.  Beside
+it the operator writes the conditions of the PDCluster.
+"""
 
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
+from pdcluster_schema.conditions import CONDITIONS_FILE, SEVERITIES, severity_of
 from pdcluster_schema.faults import InvalidObjectError, validated_known
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.config.documents import check_numbers, document_of
 from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.messages.overview import ConditionsOverview
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +73,36 @@ class PolicyFile:
         if changed:
             logger.info("policy reloaded path=%s", self._path)
         return changed
+
+
+class ConditionsFile:
+    """policy: path of the policy file; None = there is none, and no conditions."""
+
+    def __init__(self, policy: Path | None) -> None:
+        self._path = None if policy is None else policy.with_name(CONDITIONS_FILE)
+        self._read: bytes | None = None
+        self._known: ConditionsOverview | None = None
+
+    def current(self) -> ConditionsOverview | None:
+        """The conditions, the worst first; None without a file that can be read."""
+        content = _content(self._path)
+        if content != self._read:
+            self._read, self._known = content, None
+            if content is not None:
+                try:
+                    self._known = _graded(msgspec.json.decode(content, type=ConditionsOverview))
+                except msgspec.DecodeError as e:
+                    logger.warning("passed over the conditions path=%s error=%s", self._path, e)
+        return self._known
+
+
+def _graded(found: ConditionsOverview) -> ConditionsOverview:
+    graded = [
+        replace(each, severity=severity_of(each.type, each.status, each.reason))
+        for each in found.items
+    ]
+    graded.sort(key=lambda each: SEVERITIES.index(each.severity))
+    return replace(found, items=graded)
 
 
 def _content(path: Path | None) -> bytes | None:

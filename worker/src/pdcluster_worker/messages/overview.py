@@ -39,7 +39,7 @@ class WorkerOverview:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The last hour in periods, the newest last; it begins with the worker that keeps it.
+    """The last hour in periods, the one of now last; it begins with the worker that keeps it.
 
     ready: workers in that state at the end of each, by role.
     remote, local: prompts that prefill workers and decode workers computed in each.
@@ -52,8 +52,34 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
+class ConditionOverview:
+    """One condition of the PDCluster.  since: time of the last change of its status, RFC 3339.
+
+    severity: needs action, problem, on the way, unknown or fine.
+    """
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    since: str
+    severity: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionsOverview:
+    """As the operator wrote them last, at `written` (RFC 3339), when one of them had changed."""
+
+    written: str
+    items: list[ConditionOverview]
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterOverview:
-    """pod, role: of the worker that answers.  problem: why it, or parts of it, do not serve."""
+    """pod, role: of the worker that answers.  problem: why it, or parts of it, do not serve.
+
+    conditions: the worst first; null where no operator has written any.
+    """
 
     namespace: str
     cluster: str
@@ -64,3 +90,4 @@ class ClusterOverview:
     problem: str | None
     workers: list[WorkerOverview]
     history: History
+    conditions: ConditionsOverview | None = None

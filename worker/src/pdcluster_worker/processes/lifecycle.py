@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.sections import PICKER
-from pdcluster_worker.config.policy import PolicyFile
+from pdcluster_worker.config.policy import ConditionsFile, PolicyFile
 from pdcluster_worker.config.worker import WorkerConfig
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.tls import Credentials, EtcdCredentials
@@ -49,6 +49,7 @@ class WatchedFiles:
     credentials: Credentials
     policy: PolicyFile
     api_keys: ApiKeys
+    conditions: ConditionsFile
 
     @property
     def tenant_of(self) -> TenantOfKey:
@@ -70,6 +71,7 @@ def open_files(config: WorkerConfig, policy_path: Path | None) -> WatchedFiles:
         Credentials(config.tls),
         PolicyFile(policy_path),
         ApiKeys(Path(config.listen.api_keys) if config.listen.api_keys else None),
+        ConditionsFile(policy_path),
     )
     if config.discovery.tls is not None:
         # report wrong files before the model is loaded

@@ -61,6 +61,7 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
     )
     worker.num_relayed = lambda: relay.num_open
     runtime = WorkerRuntime(config, identity, files.credentials, worker, http.unacked)
+    runtime.view.conditions = files.conditions.current
     front: ReverseProxy | EndpointPicker = relay
     gateways: ExtProcServer | None = None
     if is_picker:

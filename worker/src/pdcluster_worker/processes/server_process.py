@@ -187,6 +187,7 @@ class ServerProcess:
         runtime = WorkerRuntime(
             self._config, self._identity, self._files.credentials, worker, http.unacked
         )
+        runtime.view.conditions = self._files.conditions.current
         watching = self._files.watch(runtime.set_policy)
         monitor = EngineMonitor(worker, runtime.on_stall, stop.is_set, group.kill)
         self._follow(group, monitor, worker)

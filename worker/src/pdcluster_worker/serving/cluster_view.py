@@ -1,15 +1,18 @@
-"""The cluster as this ingress worker sees it: members and their load now, counts of the last hour.
+"""The cluster as this ingress worker sees it: members and their load now, conditions of the
+PDCluster where an operator wrote them, counts of the last hour.
 
 Counts are kept here and nowhere else: they begin with this worker, and end with it.
 """
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdcluster_worker.config.worker import Identity, WorkerConfig
 from pdcluster_worker.messages.overview import (
     ClusterOverview,
+    ConditionsOverview,
     History,
     WorkerFigures,
     WorkerOverview,
@@ -21,7 +24,9 @@ from pdcluster_worker.serving.worker_context import WorkerContext
 
 PERIOD_SECONDS = 30
 NUM_PERIODS = 120
-"""An hour: some kilobytes, of which a page draws each as two or three pixels."""
+"""An hour, with the period that has not ended: some kilobytes, of which a page draws each as two or
+three pixels.
+"""
 
 _Prefills = tuple[int, int]
 """Remote and local ones."""
@@ -50,42 +55,59 @@ class ClusterView:
         self._identity = identity
         self._worker = worker
         self._directory = directory
-        self._samples: deque[_Sample] = deque(maxlen=NUM_PERIODS)
-        self._counted: dict[str, _Counted] = {}  # by pod, of the last hour
+        self.conditions: Callable[[], ConditionsOverview | None] = lambda: None
+        self._samples: deque[_Sample] = deque(maxlen=NUM_PERIODS - 1)
+        # by pod, of the last hour; all that this worker counts is of its own life
+        self._counted = {identity.pod: _Counted("", (0, 0))}
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(PERIOD_SECONDS)
+            for _ in range(PERIOD_SECONDS):
+                await asyncio.sleep(1)
+                self.notice()
             self.sample()
+
+    def notice(self) -> None:
+        """Note the counts that workers have when they are first seen."""
+        for record in self._directory.members():
+            if record.pod not in self._counted and (now := _prefills(self._seen(record))):
+                self._counted[record.pod] = _Counted(record.engine_id, now)
 
     def sample(self) -> None:
         """End a period."""
-        ready: dict[str, int] = {}
-        grown = [(0, 0)]
-        for record in self._directory.members():
-            worker = self._seen(record)
-            ready[worker.role] = ready.get(worker.role, 0) + (worker.state == "ready")
-            if (figures := worker.figures) is not None:
-                prefills = figures.remote_prefills, figures.local_prefills
-                grown.append(self._growth(record, prefills))
-        remote, local = (sum(counts) for counts in zip(*grown, strict=True))
-        self._samples.append(_Sample(ready, (remote, local)))
+        sample, counted = self._period()
+        self._samples.append(sample)
+        self._counted |= counted
         for pod, last in list(self._counted.items()):
             last.age += 1
             if last.age > NUM_PERIODS:
                 del self._counted[pod]
 
-    def _growth(self, record: WorkerRecord, now: _Prefills) -> _Prefills:
-        """Since this pod's last value.  Another engine of the pod counts from 0; of a pod that is
-        new here it is not known when its counts were made.
+    def _period(self) -> tuple[_Sample, dict[str, _Counted]]:
+        """The period that has not ended yet, and what its workers have counted by now."""
+        ready: dict[str, int] = {}
+        counted: dict[str, _Counted] = {}
+        grown = [(0, 0)]
+        for record in self._directory.members():
+            worker = self._seen(record)
+            ready[worker.role] = ready.get(worker.role, 0) + (worker.state == "ready")
+            if (now := _prefills(worker)) is not None:
+                before, now = self._growth(record, now)
+                counted[record.pod] = _Counted(record.engine_id, now)
+                grown.append((now[0] - before[0], now[1] - before[1]))
+        remote, local = (sum(counts) for counts in zip(*grown, strict=True))
+        return _Sample(ready, (remote, local)), counted
+
+    def _growth(self, record: WorkerRecord, now: _Prefills) -> tuple[_Prefills, _Prefills]:
+        """A pod's last value and the present one.  Another engine of the pod counts from 0; of a
+        pod that is new here it is not known when its counts were made.
         """
         last = self._counted.get(record.pod)
         before = now if last is None else (0, 0)
         if last is not None and last.engine_id == record.engine_id:
             before = last.prefills
-            now = max(before[0], now[0]), max(before[1], now[1])  # 0 until a new connection reports
-        self._counted[record.pod] = _Counted(record.engine_id, now)
-        return now[0] - before[0], now[1] - before[1]
+            now = max(before[0], now[0]), max(before[1], now[1])
+        return before, now
 
     def overview(self, problem: str | None) -> ClusterOverview:
         config = self._config
@@ -99,6 +121,7 @@ class ClusterView:
             problem=problem,
             workers=self._workers(),
             history=self._history(),
+            conditions=self.conditions(),
         )
 
     def _workers(self) -> list[WorkerOverview]:
@@ -123,7 +146,7 @@ class ClusterView:
         return WorkerOverview(record.pod, record.role, record.pool, state, note, device, figures)
 
     def _history(self) -> History:
-        samples = self._samples
+        samples = [*self._samples, self._period()[0]]
         roles = sorted({role for sample in samples for role in sample.ready})
         return History(
             PERIOD_SECONDS,
@@ -144,3 +167,12 @@ def _figures(load: WorkerLoad) -> WorkerFigures:
         load.remote_prefills,
         load.local_prefills,
     )
+
+
+def _prefills(worker: WorkerOverview) -> _Prefills | None:
+    """None = it has not said: all is 0 until a new connection reports."""
+    figures = worker.figures
+    if figures is None:
+        return None
+    prefills = figures.remote_prefills, figures.local_prefills
+    return prefills if figures.total_blocks or any(prefills) else None

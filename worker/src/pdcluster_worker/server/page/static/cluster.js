@@ -1,5 +1,6 @@
 // Workers, KV on its way between them, and the last hour; read again every two seconds.
 import { $, amount, bytes, call, html, messageOf, problemOf, seen, short, svg } from "./api.js";
+import { drawConditions } from "./conditions.js";
 
 const PERIOD = 2000, LONGEST = 30000, WINDOW = 20000;
 const samples = []; // of the last seconds, for rates
@@ -13,6 +14,9 @@ async function follow() {
       if (!response.ok) throw new Error(await messageOf(response));
       seen.overview = await response.json();
       draw(seen.overview);
+      // by the server's clock: that of a browser may be wrong
+      const now = Date.parse(response.headers.get("date")) || Date.now();
+      drawConditions(seen.overview.conditions, now);
       wait = PERIOD;
       $("trouble").hidden = true;
     } catch (error) {
@@ -167,11 +171,8 @@ function drawWires() {
 }
 
 function drawHour({ period_seconds: period, ready, remote, local }) {
-  const minutes = Math.round((remote.length * period) / 60), pod = short(seen.overview.pod);
-  $("hour").classList.toggle("empty", !remote.length);
-  say("since", remote.length
-    ? `${minutes} min, as ${pod} has seen it; counts begin again when it restarts`
-    : `Counting has begun: the first figures come after ${period} s`);
+  const minutes = Math.ceil((remote.length * period) / 60), pod = short(seen.overview.pod);
+  say("since", `${minutes} min, as ${pod} has seen it; counts begin again when it restarts`);
   const step = 1000 / Math.max(20, remote.length); // ten minutes at least
   const x = (index) => 1000 - step * (remote.length - index);
   drawReplicas(ready, x, step);
