@@ -202,7 +202,7 @@ BAD = [
         at(f"{POOL}.gpu", "V100"),
         "spec.roles.decode.pools[0].gpu: 'V100' is not a known accelerator; use one of A10, "
         "A100-40GB, A100-80GB, B200, B300, GAUDI3, GB200, GB300, H100, H20, H200, L4, L40S, "
-        "MI300X, MI355X, RTX-PRO-6000, T4, cpu",
+        "MI300X, MI355X, RTX-PRO-6000, RUBIN-CPX, T4, cpu",
         "spec.roles.decode.pools",
     ),
     *(
@@ -232,6 +232,20 @@ BAD = [
         {"X": {"memoryBytes": 288}},
         "must be at least 1000000000, not 288; raise it",
         fault_at="spec.accelerators.X.memoryBytes",
+    ),
+    *(
+        wrong(
+            "spec.accelerators",
+            {"X": {field: value}},
+            message,
+            fault_at=f"spec.accelerators.X.{field}",
+        )
+        for field, value, message in (
+            ("linkBytes", 900, "must be at least 1000000000, not 900; raise it"),
+            ("networkBytes", 400, "must be at least 1000000000, not 400; raise it"),
+            ("pricePerHour", 0, "must be more than 0, not 0; raise it"),
+            ("pricePerHour", -2.5, "must be more than 0, not -2.5; raise it"),
+        )
     ),
     wrong(
         "spec.accelerators",
@@ -602,7 +616,8 @@ BAD = [
         "spec.autoscale.budget",
         {"perGpu": {"V100": 1}},
         "'V100' is not a known accelerator; use one of A10, A100-40GB, A100-80GB, B200, B300, "
-        "GAUDI3, GB200, GB300, H100, H20, H200, L4, L40S, MI300X, MI355X, RTX-PRO-6000, T4, cpu",
+        "GAUDI3, GB200, GB300, H100, H20, H200, L4, L40S, MI300X, MI355X, RTX-PRO-6000, "
+        "RUBIN-CPX, T4, cpu",
         fault_at="spec.autoscale.budget.perGpu.V100",
         field="spec.autoscale.budget.perGpu",
     ),

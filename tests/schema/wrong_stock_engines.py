@@ -54,6 +54,16 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         None,
     ),
     (
+        both(
+            at("spec.roles", {"mixed": {"pools": [{**CPU, "gpu": "H100"}]}}),
+            vllm(args=["--quantization", "nvfp4_per_token"]),
+        ),
+        "spec.roles.mixed.pools[0].gpu: is H100, without units for FP4, and --quantization "
+        "nvfp4_per_token of vLLM computes in it alone; use B200 or another type with fp4Flops, or "
+        "another --quantization",
+        None,
+    ),
+    (
         both(MIXED, sglang(dataParallelSize=16)),
         "spec.roles.mixed.engine.dataParallelSize: must be 1 with sglang, which has one engine a",
         "spec.roles",

@@ -15,8 +15,13 @@ from pydantic.alias_generators import to_camel
 Precision = Literal["bf16", "fp8", "fp4"]
 """Precision in which an engine computes the products of a layer."""
 
-NUMBERS: Final = ("memoryBytes", "bandwidthBytes", "bf16Flops", "fp8Flops", "fp4Flops")
-"""Fields that say what an accelerator can do, not where it is: they change nothing of a pod."""
+NUMBERS: Final = (
+    *("memoryBytes", "bandwidthBytes", "bf16Flops", "fp8Flops", "fp4Flops"),
+    *("linkBytes", "networkBytes", "pricePerHour"),
+)
+"""Fields that say what an accelerator can do and costs, not where it is: they change nothing of a
+pod.
+"""
 
 NO_ACCELERATOR: Final = "cpu"
 """The `gpu` of a pool whose workers have no accelerator."""
@@ -27,11 +32,14 @@ class Accelerator(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
 
+    source: str
     memory_bytes: int | None
     bandwidth_bytes: int | None
     bf16_flops: int | None
     fp8_flops: int | None
     fp4_flops: int | None
+    link_bytes: int | None
+    network_bytes: int | None
     resource: str | None
     node_labels: dict[str, str]
 
@@ -49,6 +57,11 @@ class Accelerator(BaseModel):
         if self.bandwidth_bytes is None or self.bf16_flops is None:
             return None
         return round(self.bf16_flops / self.bandwidth_bytes)
+
+    def computes_in(self, precision: Precision) -> bool:
+        """Return whether it has units for a precision, or its rates are not known."""
+        units = {"bf16": self.bf16_flops, "fp8": self.fp8_flops, "fp4": self.fp4_flops}
+        return self.bf16_flops is None or units[precision] is not None
 
 
 def accelerators_text(gpu: str, number: int) -> str:

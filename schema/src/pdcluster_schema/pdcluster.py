@@ -67,8 +67,8 @@ class PDClusterSpec(SpecSection):
     accelerators: Annotated[dict[str, AcceleratorSpec], Field(max_length=MAX_ACCELERATORS)] = Field(
         default_factory=dict
     )
-    """Types of accelerator by the name that a pool's gpu takes, in addition to and in the place of
-    those that the operator knows.
+    """Types of accelerator by the name that a pool's gpu takes, in addition to those that the
+    operator knows, or with other values for one of those.
     """
     routing: RoutingSpec = RoutingSpec()
     qos: QosSpec = QosSpec()
@@ -197,8 +197,9 @@ class PDClusterSpec(SpecSection):
             if engine.is_stock or engine.device == "cpu":
                 continue
             for index, pool in enumerate(role.pools):
-                own = pool.gpu in self.accelerators
-                if not own and (known[pool.gpu].resource or "").startswith(_OTHER_VENDORS):
+                own = self.accelerators.get(pool.gpu)
+                is_own = own is not None and (own.has_place or pool.gpu not in known)
+                if not is_own and (known[pool.gpu].resource or "").startswith(_OTHER_VENDORS):
                     raise rule(
                         f"is {pool.gpu}, and engine.type pdcluster computes on NVIDIA GPUs and "
                         "CPUs",
@@ -253,12 +254,26 @@ class PDClusterSpec(SpecSection):
         )
 
     def hardware(self, gpu: str) -> Accelerator:
-        """The accelerator of a name: the object's own definition, else that of
+        """The accelerator of a name, by the object's own definition over that of
         accelerators.yaml.
         """
-        if gpu in self.accelerators:
-            return Accelerator.model_construct(**dict(self.accelerators[gpu]))
-        return accelerators()[gpu]
+        own, known = self.accelerators.get(gpu), accelerators().get(gpu)
+        if own is None:
+            return accelerators()[gpu]
+        if known is None:
+            return Accelerator.model_construct(source="spec.accelerators", **dict(own))
+        place = {"resource": own.resource, "node_labels": own.node_labels}
+        numbers = {
+            name: value
+            for name, value in own
+            if value is not None and name not in (*place, "price_per_hour")
+        }
+        return known.model_copy(update={**numbers, **(place if own.has_place else {})})
+
+    def price_per_hour(self, gpu: str) -> float | None:
+        """Price of one accelerator; None = not given."""
+        own = self.accelerators.get(gpu)
+        return None if own is None else own.price_per_hour
 
     def length_thresholds(self) -> dict[str, int]:
         """`routing.offload.prefillLengthThreshold` by accelerator of the decode pools.

@@ -15,6 +15,7 @@ from pdcluster_schema.section import Cel, Crd, Many, Rule, SpecSection, ascendin
 from pdcluster_schema.values import (
     MAX_SECONDS,
     MAX_WORKERS,
+    Above0,
     HardwareNumber,
     Name,
     PodTemplate,
@@ -63,7 +64,10 @@ def _sum(number: str, most: int) -> str:
 
 
 class AcceleratorSpec(SpecSection):
-    """One type of accelerator; it keeps its resource and nodeLabels as long as it is defined."""
+    """One type of accelerator. It keeps its resource and nodeLabels as long as it is defined. Of a
+    type that the operator knows, what is left out stays as the operator has it: each number, and
+    where its pods run unless resource or nodeLabels is given.
+    """
 
     resource: Annotated[Text, Field(max_length=MAX_RESOURCE)] | None = None
     """Resource that a pod requests, as in nvidia.com/gpu; by default only cpu and memory."""
@@ -87,6 +91,18 @@ class AcceleratorSpec(SpecSection):
     """Dense FP4 operations per second, of engines that compute in FP4; by default those of
     bf16Flops.
     """
+    link_bytes: HardwareNumber | None = None
+    """Bytes per second in one direction over all its links of NVLink, xGMI and the like; by default
+    not known.
+    """
+    network_bytes: HardwareNumber | None = None
+    """Bytes per second in one direction over its node's network, for each accelerator; by default
+    not known.
+    """
+    price_per_hour: Above0 | None = None
+    """Price of one for an hour, in any currency; the operator's metrics and dashboard show what the
+    cluster costs, and it counts as autoscale.cost where that names no type. By default none.
+    """
 
     RULES = (
         Cel(
@@ -99,6 +115,11 @@ class AcceleratorSpec(SpecSection):
         ),
     )
 
+    @property
+    def has_place(self) -> bool:
+        """True if it says where its pods run."""
+        return self.resource is not None or bool(self.node_labels)
+
 
 class PoolSpec(SpecSection):
     """Replicas of one role on one type of accelerator."""
@@ -107,7 +128,7 @@ class PoolSpec(SpecSection):
     """Unique within the role."""
     gpu: Annotated[str, Crd(maxLength=63)] = "cpu"
     """Type of accelerator: A10, A100-40GB, A100-80GB, B200, B300, GAUDI3, GB200, GB300, H100, H20,
-    H200, L4, L40S, MI300X, MI355X, RTX-PRO-6000, T4, cpu or one of spec.accelerators.
+    H200, L4, L40S, MI300X, MI355X, RTX-PRO-6000, RUBIN-CPX, T4, cpu or one of spec.accelerators.
     """
     gpus_per_replica: Ranks | None = None
     """Accelerators of one worker, which autoscale counts and pods request; by default one for each

@@ -76,7 +76,7 @@ def stock_fault(spec: Any) -> tuple[str, str, str] | None:
     """(place, reason, fix) of what the API server cannot read: flags, and quantities that two
     sections have.
     """
-    if (found := sglang_fault(spec)) is not None:
+    if (found := sglang_fault(spec) or _fp4_fault(spec)) is not None:
         return found
     engines = {role: spec.engine_of(role) for role in spec.roles.computing()}
     for role, engine in engines.items():
@@ -101,6 +101,21 @@ def stock_fault(spec: Any) -> tuple[str, str, str] | None:
         arguments = (engines[role].args or () for role in _STAGES)
         if (fault := pair_fault(*arguments)) is not None:
             return "roles.decode.engine.args", *fault
+    return None
+
+
+def _fp4_fault(spec: Any) -> tuple[str, str, str] | None:
+    """vLLM's other values of --quantization have kernels for weights alone (0.32), on any GPU."""
+    for role, declared in spec.roles.computing().items():
+        for index, pool in enumerate(declared.pools):
+            has_units = spec.hardware(pool.gpu).computes_in("fp4")
+            if _quantization(spec.engine_of(role)) == _FP4_ALONE and not has_units:
+                reason = (
+                    f"is {pool.gpu}, without units for FP4, and --quantization {_FP4_ALONE} of "
+                    "vLLM computes in it alone"
+                )
+                fix = "use B200 or another type with fp4Flops, or another --quantization"
+                return f"roles.{role}.pools[{index}].gpu", reason, fix
     return None
 
 
@@ -140,11 +155,29 @@ def precision_of(engine: EngineSpec) -> Precision:
 
     Our own engine has no other than BF16 (and float32); a stock one has what --quantization says.
     """
-    if not engine.is_stock:
-        return "bf16"
-    given = [flag.value for flag in flags_of(engine.args or ()) if flag.name == "quantization"]
-    return _PRECISION_OF.get(given[-1] if given else "", "bf16")
+    return _PRECISION_OF.get(_quantization(engine), "bf16") if engine.is_stock else "bf16"
 
+
+def _quantization(engine: EngineSpec) -> str:
+    return _last(flags_of(engine.args or ()), "quantization", "")
+
+
+def weight_only_pools(spec: Any) -> Iterator[tuple[str, str]]:
+    """(place, remark) of pools whose accelerators lack units for the precision of their engine."""
+    for role, declared in spec.roles.computing().items():
+        engine = spec.engine_of(role)
+        precision = precision_of(engine)
+        for index, pool in enumerate(declared.pools):
+            if not spec.hardware(pool.gpu).computes_in(precision):
+                units, name = precision.upper(), _quantization(engine)
+                yield (
+                    f"roles.{role}.pools[{index}].gpu",
+                    f"{pool.gpu} has no units for {units}, so --quantization {name} makes its "
+                    "weights smaller and its prompts no faster; the ratio counts it so",
+                )
+
+
+_FP4_ALONE: Final = "nvfp4_per_token"
 
 _OWN_STATE: Final = frozenset(
     {

@@ -38,6 +38,7 @@ from pdcluster_api.manifests.objects import (
 from pdcluster_api.manifests.vllm import has_engine_container
 from pdcluster_api.manifests.worker_config import engine_config, policy_config
 from pdcluster_api.manifests.worker_pod import worker_model, worker_pod
+from pdcluster_schema.accelerators import accelerators
 from pdcluster_schema.labels import CLUSTER, POOL, REVISION, ROLE, TEMPLATE_HASH, workload_labels
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of, template_hash
@@ -177,8 +178,9 @@ def _pool(cluster: PDCluster, role: str, pool: PoolSpec) -> dict[str, Any]:
     for new workers.
     """
     own = cluster.spec.accelerators.get(pool.gpu)
+    is_own = own is not None and (own.has_place or pool.gpu not in accelerators())
     accelerator = (
-        {} if own is None else {"resource": own.resource or "", "nodeLabels": own.node_labels}
+        {"resource": own.resource or "", "nodeLabels": own.node_labels} if own and is_own else {}
     )
     number, pods = (
         cluster.spec.gpus_per_replica(role, pool),

@@ -94,7 +94,7 @@ def test_length_threshold_is_the_break_even_of_the_decode_pools(
 def test_length_threshold_of_an_accelerator_that_the_object_defines_is_256(
     document: dict[str, Any],
 ) -> None:
-    document["spec"]["accelerators"] = {"H100": {"resource": "my/gpu"}}
-    document["spec"]["roles"]["decode"]["pools"] = [{"name": "a", "gpu": "H100", "replicas": 1}]
+    document["spec"]["accelerators"] = {"X1": {"resource": "my/gpu"}}
+    document["spec"]["roles"]["decode"]["pools"] = [{"name": "a", "gpu": "X1", "replicas": 1}]
 
     assert policy_file(parse(document))["offload"]["prefillLengthThreshold"] == 256

@@ -21,6 +21,7 @@ from pdcluster_api.plan.autoscale.pools import (
     Vector,
     measured_weights,
     num_ready_left,
+    relative_price,
     worker_weight,
 )
 from pdcluster_api.plan.autoscale.safety import (
@@ -119,7 +120,7 @@ def _pools(
             pool = Pool(
                 known.get((role, each.name)) or new,
                 order,
-                price=spec.autoscale.cost.get(each.gpu, 1.0),
+                price=relative_price(spec, each.gpu),
                 weight=worker_weight(spec, role, each),
                 low=min(low, high),
                 high=high,

@@ -239,6 +239,16 @@ def worker_weight(spec: PDClusterSpec, role: str, pool: PoolSpec) -> float:
     return of_one * spec.gpus_per_replica(role, pool)
 
 
+def relative_price(spec: PDClusterSpec, gpu: str) -> float:
+    """Price of one accelerator, by `autoscale.cost`; where that names no type, and the types of all
+    pools have one, by pricePerHour.
+    """
+    cost = spec.autoscale.cost
+    gpus = {pool.gpu for role in spec.roles.computing().values() for pool in role.pools}
+    prices = {each: spec.price_per_hour(each) for each in gpus}
+    return cost.get(gpu, 1.0) if cost or None in prices.values() else prices[gpu] or 1.0
+
+
 def measured_weights(
     table: Sequence[float], speeds: Sequence[float | None], tolerance: float
 ) -> list[float]:

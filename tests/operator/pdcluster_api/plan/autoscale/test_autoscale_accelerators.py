@@ -3,11 +3,14 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from pdcluster_api.plan.autoscale import rules
-from pdcluster_api.plan.autoscale.pools import ALL, WORKERS, Budget, Pool
+from pdcluster_api.plan.autoscale.pools import ALL, WORKERS, Budget, Pool, relative_price
 from pdcluster_api.plan.autoscale.values import Holding, PoolFacts
 from pdcluster_schema.autoscale import BudgetSpec
 from pdcluster_schema.pdcluster import PDClusterSpec
+from pdcluster_schema.sections import AcceleratorSpec
 from pdcluster_schema.values import MAX_WORKERS
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     CALM,
@@ -151,6 +154,25 @@ def test_a_price_is_of_one_accelerator_and_the_number_is_reported() -> None:
     outcome = see(spec, prefill=replace(CALM, engine_busy_ratio=0.95))
 
     assert outcome.decision.replicas[("prefill", "h100")] == 2
+
+
+@pytest.mark.parametrize(
+    ("prices", "cost", "found"),
+    [
+        ({}, {}, {"H100": 1.0, "B200": 1.0}),
+        ({"H100": 2.0, "B200": 5.0}, {}, {"H100": 2.0, "B200": 5.0}),
+        ({"H100": 2.0}, {}, {"H100": 1.0, "B200": 1.0}),  # no measure for both
+        ({"H100": 2.0, "B200": 5.0}, {"B200": 3.0}, {"H100": 1.0, "B200": 3.0}),
+    ],
+)
+def test_the_autoscaler_goes_by_prices_where_every_type_has_one(
+    prices: dict[str, float], cost: dict[str, float], found: dict[str, float]
+) -> None:
+    spec = make_spec(prefill=[pool(1)], decode=[pool(1, gpu="B200")], cost=cost)
+    own = {gpu: AcceleratorSpec(price_per_hour=each) for gpu, each in prices.items()}
+    spec = spec.model_copy(update={"accelerators": own})
+
+    assert {gpu: relative_price(spec, gpu) for gpu in found} == found
 
 
 def test_both_the_workers_and_the_accelerators_of_an_object_are_limited() -> None:
