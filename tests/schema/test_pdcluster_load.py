@@ -42,12 +42,6 @@ def test_load_finds_the_cluster_among_other_objects(
             "kind: PDCluster\n---\nkind: Pod\n---\nkind: PDCluster",
             "holds 2 objects of kind PDCluster, which begin in lines 1, 5; write each in a file",
         ),
-        ("a: [", "not YAML in line 1: "),
-        ("a: 1\nb: 2\na: 3", "not YAML in line 3: 'a' is given twice; correct that line"),
-        (
-            "a: !!python/object:os.system {}",
-            "not YAML in line 1: could not determine a constructor",
-        ),
         ("a: 2020-13-45", "not YAML: month must be in 1..12; look for a date"),
         ("a: !!bool maybe", "not YAML: 'maybe'; look for a date, a number, a tag"),
         ("a: " + "[" * 5000, "not YAML: maximum recursion depth exceeded"),
@@ -61,6 +55,24 @@ def test_load_refuses_what_is_no_cluster(text: str, message: str, tmp_path: Path
         load(path)
 
     assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("a: [", 1, "not YAML: "),
+        ("a: 1\nb: 2\na: 3", 3, "not YAML: 'a' is given twice; correct that line"),
+        ("a: !!python/object:os.system {}", 1, "not YAML: could not determine a constructor"),
+    ],
+)
+def test_a_fault_of_yaml_has_its_line(text: str, line: int, message: str, tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(text)
+    with pytest.raises(InvalidObjectError) as refused:
+        load(tmp_path / "cluster.yaml")
+
+    (fault,) = refused.value.faults
+    assert fault.line == line
+    assert str(fault).startswith(message)
 
 
 WRONG = """\

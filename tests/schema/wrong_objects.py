@@ -137,6 +137,13 @@ BAD = [
     ),
     wrong(
         "spec.model",
+        {"name": "tiny", "huggingFace": {"repo": "a/b", "revision": "../main"}},
+        "'../main' is not a branch, tag or commit; write one without spaces, '..' and any of",
+        fault_at="spec.model.huggingFace.revision",
+        field=None,
+    ),
+    wrong(
+        "spec.model",
         {"name": "tiny", "huggingFace": {"repo": "a/b", "tokenSecret": "My_Token"}},
         "'My_Token' is not a name that Kubernetes takes; use lower-case letters",
         fault_at="spec.model.huggingFace.tokenSecret",

@@ -156,7 +156,8 @@ async def test_supervisor_restarts_a_worker_whose_engine_stalls(new_cluster):
         engine.suspend()
         await asyncio.to_thread(_wait_engine, cluster, worker.name, before)
     finally:
-        await supervisor.stop(asyncio.Event())
+        supervisor.drain()
+        await supervisor.wait_drained(asyncio.Event())
 
     assert process.num_starts == 2
     assert "ended with code 1, starts again" in said[0]

@@ -249,7 +249,7 @@ def _yaml_fault(error: Exception) -> Fault:
             "look for a date, a number, a tag or a nesting that cannot be read",
         )
     problem = getattr(error, "problem", None) or error
-    return Fault("", f"not YAML in line {mark.line + 1}: {problem}", "correct that line")
+    return Fault("", f"not YAML: {problem}", "correct that line", line=mark.line + 1)
 
 
 def _without_server_fields(document: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic.alias_generators import to_snake
 
 from pdcluster_schema.section import Cel, Crd, Many, Rule, SpecSection, spelled
-from pdcluster_schema.values import ChatTemplate, ObjectName, Text
+from pdcluster_schema.values import ChatTemplate, HubRevision, ObjectName, Text
 
 FLAG_OF_PARSER = {
     "chatTemplate": "--chat-template",
@@ -49,7 +49,7 @@ class HuggingFaceSpec(SpecSection):
         ),
     ]
     """Owner and name, as in HuggingFaceTB/SmolLM2-135M-Instruct."""
-    revision: Text = "main"
+    revision: HubRevision = "main"
     """A commit, tag or branch; only a commit never changes."""
     token_secret: ObjectName | None = None
     """A Secret whose key `HF_TOKEN` or `token` may read the repository; by default it is read

@@ -46,6 +46,7 @@ Seconds = Annotated[float, Field(gt=0.0, le=MAX_SECONDS)]
 Milliseconds = Annotated[float, Field(gt=0.0, le=1000 * MAX_SECONDS)]
 Weight = Annotated[float, Field(ge=0.0, le=MAX_WEIGHT)]
 Above0 = Annotated[float, Field(gt=0.0, le=MAX_WEIGHT)]
+_NO_REVISION = re.compile(r"[-/.]|.*(\.\.|[\s~^:?*\[\\])", re.DOTALL)
 _LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -72,8 +73,20 @@ def is_label(value: str, path: str) -> Cel:
     )
 
 
+def _revision(value: str) -> str:
+    """Accept what git can name a commit by."""
+    if not value.isprintable() or _NO_REVISION.match(value):
+        raise rule(
+            f"{value!r} is not a branch, tag or commit",
+            "write one without spaces, '..' and any of ~^:?*[\\, and not beginning with '-', '/' "
+            "or '.'",
+        )
+    return value
+
+
 Name = Annotated[str, Crd(minLength=1, maxLength=63), AfterValidator(dns_label)]
 Text = Annotated[str, Field(min_length=1)]
+HubRevision = Annotated[Text, AfterValidator(_revision)]
 ObjectName = Annotated[
     str,
     Field(max_length=253),

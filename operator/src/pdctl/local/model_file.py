@@ -94,15 +94,6 @@ def _source(model: str) -> dict[str, Any]:
             "a PDCluster file to `pdctl up`",
             exit_code=2,
         )
-    revision = found["revision"]
-    if revision and (
-        ".." in revision or revision[0] in "-/" or not revision.isprintable() or " " in revision
-    ):
-        raise StartError(
-            f"REVISION {revision!r}: must be a branch, tag or commit without '..', spaces, control "
-            "characters and a leading '-' or '/'; correct it",
-            exit_code=2,
-        )
     hub = {name: value for name, value in found.groupdict().items() if value is not None}
     return {"name": hub["repo"], "huggingFace": hub}
 

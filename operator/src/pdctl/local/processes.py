@@ -272,10 +272,15 @@ class Supervisor:
                 return failed[0]
         return None
 
-    async def stop(self, hurry: asyncio.Event, drain_seconds: float = DRAIN_SECONDS) -> None:
-        """SIGTERM to all; SIGKILL to the rest when `hurry` is set or after `drain_seconds`."""
+    def drain(self) -> None:
+        """SIGTERM to all."""
         for managed in self.managed_processes:
             managed.stop()
+
+    async def wait_drained(
+        self, hurry: asyncio.Event, drain_seconds: float = DRAIN_SECONDS
+    ) -> None:
+        """SIGKILL to the rest when `hurry` is set or after `drain_seconds`."""
         if not await self._ended(hurry, drain_seconds):
             left = [
                 managed.launch.name for managed in self.managed_processes if managed.pid is not None

@@ -140,6 +140,7 @@ def read_key(file: Path) -> str:
         ) from e
     if not key:
         raise StartError(f"--api-key-file: {file} is empty; write a key into it", exit_code=2)
+    check_key(key, f"--api-key-file: {file}")
     return key
 
 
@@ -168,12 +169,11 @@ def _check_host(host: str, api_key: str | None) -> None:
     check_key(api_key)
 
 
-def check_key(key: str | None) -> None:
+def check_key(key: str | None, origin: str = "--api-key, or PDCLUSTER_API_KEY") -> None:
     """Raises StartError for one that no header can hold."""
     if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
         reason = (
-            "--api-key, or PDCLUSTER_API_KEY: a client can send printable ASCII without spaces "
-            "alone; give such a key"
+            f"{origin}: a client can send printable ASCII without spaces alone; give such a key"
         )
         raise StartError(reason, exit_code=2)
 
@@ -287,7 +287,9 @@ async def _run_workers(
             await _first_of({stop} | background)
         screen.echo("draining; once more ends it at once")
     finally:
-        await components.supervisor.stop(signals.hurry)
+        components.supervisor.drain()
+        components.watcher.poll(workers)  # a short drain ends before the next poll
+        await components.supervisor.wait_drained(signals.hurry)
         components.watcher.poll(workers)
         tasks = (*background, remarks, stop, failed, ready)
         for task in tasks:

@@ -78,6 +78,8 @@ async def test_down_drains_and_ends_the_run_and_says_what_ended(run: Run, begin:
         f"chat has ended: process {run.process.pid}, its etcd, {', '.join(WORKERS)}"
     )
     assert {f"{name}: stopped" for name in WORKERS} <= {*output.splitlines()}
+    drained = [run.text().find(f"{name}: draining\n") for name in WORKERS]
+    assert -1 < min(drained) <= max(drained) < run.text().find(": stopped\n")
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "down", "chat", "why", "verify"])

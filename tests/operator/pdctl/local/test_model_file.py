@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_api.errors import StartError
+from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import parse
 from pdctl.local import model_file
 from pdctl.local.gpus import DriverReport, Gpu
@@ -129,10 +130,14 @@ def test_a_path_without_a_file_is_no_repository(
     assert refused.value.exit_code == 2
 
 
-@pytest.mark.parametrize("revision", ["../x", "-v", "/v", "a b", "a\x1bb", "a\n"])
+@pytest.mark.parametrize("revision", ["../x", "-v", "/v", "a b", "a\x1bb", "a\n", "v1^", "x:y"])
 def test_a_revision_that_the_hub_cannot_have_is_refused(revision: str) -> None:
-    with pytest.raises(StartError, match=r"^REVISION .* must be a branch, tag or commit"):
-        document_of(f"org/tiny@{revision}", ModelOptions(mixed=1))
+    with pytest.raises(InvalidObjectError) as refused:
+        parse(document_of(f"org/tiny@{revision}", ModelOptions(mixed=1)))
+
+    assert str(refused.value).startswith(
+        f"spec.model.huggingFace.revision: {revision!r} is not a branch, tag or commit; write one "
+    )
 
 
 def test_files_and_models_differ_by_their_names(tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ async def test_supervisor_drains_all(
     said: list[str] = []
     supervisor = Supervisor([launch("a", SERVE), launch("b", SERVE)], said.append)
     pids = await started(supervisor, wait_until)
-    await supervisor.stop(asyncio.Event())
+    supervisor.drain()
+    await supervisor.wait_drained(asyncio.Event())
 
     assert len(pids) == 2
     assert [psutil.pid_exists(pid) for pid in pids] == [False, False]
@@ -57,7 +58,8 @@ async def test_supervisor_kills_what_does_not_drain_when_hurried(
     supervisor = Supervisor([launch("a", SERVE), launch("b", STUBBORN)], said.append)
     pids = await started(supervisor, wait_until)
     hurry = asyncio.Event()
-    stopping = asyncio.create_task(supervisor.stop(hurry))
+    supervisor.drain()
+    stopping = asyncio.create_task(supervisor.wait_drained(hurry))
     await wait_until(
         lambda: supervisor.managed_processes[0].phase == "stopped", "the end of the one that drains"
     )
@@ -73,7 +75,8 @@ async def test_supervisor_kills_what_does_not_drain_in_time(
 ) -> None:
     supervisor = Supervisor([launch("a", STUBBORN)], lambda text: None)
     pids = await started(supervisor, wait_until)
-    await supervisor.stop(asyncio.Event(), drain_seconds=0.0)
+    supervisor.drain()
+    await supervisor.wait_drained(asyncio.Event(), drain_seconds=0.0)
 
     assert [psutil.pid_exists(pid) for pid in pids] == [False]
 
@@ -87,4 +90,5 @@ async def test_supervisor_returns_the_first_that_gives_up(
 
     assert keeper is supervisor.managed_processes[1]
     assert keeper.last_error() == "bad model"
-    await supervisor.stop(asyncio.Event())
+    supervisor.drain()
+    await supervisor.wait_drained(asyncio.Event())

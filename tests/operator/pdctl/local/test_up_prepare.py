@@ -136,9 +136,10 @@ def test_a_key_is_read_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (None, "cannot be read: No such file or directory; correct the path"),
-        (b"\xff", "cannot be read: it is no text; correct the path"),
-        (b"\n", "is empty; write a key into it"),
+        (None, " cannot be read: No such file or directory; correct the path"),
+        (b"\xff", " cannot be read: it is no text; correct the path"),
+        (b"\n", " is empty; write a key into it"),
+        (b"a key\n", ": a client can send printable ASCII without spaces alone; give such a key"),
     ],
 )
 def test_a_file_without_a_key_is_refused(
@@ -150,7 +151,7 @@ def test_a_file_without_a_key_is_refused(
     with pytest.raises(StartError) as refused:
         read_key(file)
 
-    assert str(refused.value) == f"--api-key-file: {file} {reason}"
+    assert str(refused.value) == f"--api-key-file: {file}{reason}"
     assert refused.value.exit_code == 2
 
 
