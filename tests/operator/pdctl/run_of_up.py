@@ -64,16 +64,24 @@ def start(
 ) -> Iterator[Callable[..., Run]]:
     """Start pdctl up on the document, or on a file, in a home folder of its own; whatever is left
     of it afterwards is killed.
+
+    by: a program that runs it
     """
     stub_model(tmp_path / "model")
     document["spec"]["model"]["path"] = "model"
     started: list[Run] = []
 
-    def begin(*options: str, standin: str = "serve", file: Path | None = None) -> Run:
+    def begin(
+        *options: str,
+        standin: str = "serve",
+        file: Path | None = None,
+        by: tuple[str, ...] = (),
+    ) -> Run:
         output = tmp_path / f"output-{len(started)}"
         with output.open("wb") as written:
             served = str(file or write_document(document))
             command = [
+                *by,
                 sys.executable,
                 "-c",
                 _UP.format(standin=str(_STANDIN)),

@@ -12,7 +12,13 @@ from pdcluster_schema.stock_engine import SGLANG, VLLM
 from pdctl.cli.options import cannot_write, load_file, reported
 from pdctl.local.machine import free_port
 from pdctl.local.model_file import MODEL, ModelOptions, document_of, file_text, is_cluster_file
-from pdctl.local.run_directory import LOOPBACK, RunDirectory, default_state_dir, replace_file
+from pdctl.local.run_directory import (
+    LOOPBACK,
+    RunDirectory,
+    default_state_dir,
+    replace_file,
+    state_unwritable,
+)
 from pdctl.local.screen import make_screen
 from pdctl.local.up import UpRequest, prepare, read_key, up
 
@@ -205,7 +211,7 @@ def _write(file: Path, text: str) -> None:
     try:
         replace_file(file, text)
     except OSError as e:
-        raise cannot_write(file, e, "choose another folder with --state-dir") from e
+        raise state_unwritable(file, e) from e
 
 
 def _cluster(model: str, options: ModelOptions) -> tuple[PDCluster, str | None]:

@@ -22,6 +22,7 @@ from pdctl.local.run_directory import RunDirectory
 
 START_SECONDS = 15.0
 POLL_SECONDS = 0.02
+MIN_FREE_BYTES = 128 * 10**6  # its log is written in segments of 64 MB, one ahead
 
 
 @contextlib.asynccontextmanager
@@ -47,9 +48,21 @@ async def running_etcd(
         yield given, None
         return
     launch, endpoint = etcd_launch(find_etcd(), run.etcd_data, run.logs / "etcd.log")
+    _check_space(run)
     async with running(launch, echo) as managed:
         await wait_until_reachable(endpoint, launch.log)
         yield (endpoint,), managed
+
+
+def _check_space(run: RunDirectory) -> None:
+    free = shutil.disk_usage(run.path).free
+    if free < MIN_FREE_BYTES:
+        raise StartError(
+            f"{run.path.parent}: {free // 10**6} MB are free, and etcd needs "
+            f"{MIN_FREE_BYTES // 10**6} MB; free some space, or choose another folder with "
+            "--state-dir",
+            exit_code=1,
+        )
 
 
 def find_etcd() -> Path:

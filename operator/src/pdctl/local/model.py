@@ -1,5 +1,6 @@
 """Find the folder of a PDCluster's model on this machine."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,12 +103,23 @@ def folder_of(path: Path, option: str = "") -> Path:
     """
     if not path.exists():
         raise StartError(f"{option}no folder at {path}; correct the path", exit_code=2)
+    require_utf8(path.absolute(), option)
     if (gguf := gguf_of(path)) is not None:
         return converted(gguf.resolve(), default_cache_dir() / "gguf")
     if path.is_file():
         reason = f"{option}{path} is a file; give the folder that it is in"
         raise StartError(reason, exit_code=2)
     return path.absolute()
+
+
+def require_utf8(path: Path, option: str = "") -> None:
+    """Raises StartError for a path that no file of YAML can hold."""
+    name = os.fsencode(path)
+    try:
+        name.decode()
+    except UnicodeDecodeError as e:
+        reason = f"{option}{name!r}: the path is not UTF-8; rename it"
+        raise StartError(reason, exit_code=2) from e
 
 
 def gguf_of(path: Path) -> Path | None:

@@ -15,7 +15,7 @@ from pdcluster_schema.pdcluster import KIND
 from pdcluster_schema.text import one_line
 from pdctl.local.gpus import is_of_type, read_driver
 from pdctl.local.machine import available_cores
-from pdctl.local.model import gguf_of, is_gguf
+from pdctl.local.model import gguf_of, is_gguf, require_utf8
 
 MODEL = (
     "a model's folder or GGUF file, or OWNER/NAME or OWNER/NAME@REVISION of the Hugging Face hub"
@@ -81,8 +81,10 @@ def _source(model: str) -> dict[str, Any]:
                 exit_code=2,
             )
         folder = path.resolve()
+        require_utf8(folder)
         return {"name": folder.name, "path": str(folder)}
     if is_gguf(path):
+        require_utf8(path.resolve())
         return {"name": path.stem, "path": str(path.resolve())}
     is_name_of_file = path.suffix.lower() in (".gguf", *_FILE_ENDINGS)
     if not path.exists() and (is_name_of_file or ("/" in model and path.parent.is_dir())):

@@ -12,6 +12,7 @@ A run's folder stays for its logs until the next run of the same name removes it
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import json
 import os
@@ -62,7 +63,7 @@ class RunDirectory:
             for folder in (run.config, run.certificates, run.logs, run.prometheus):
                 folder.mkdir()
         except OSError as e:
-            raise _cannot_write(parent, e) from e
+            raise state_unwritable(parent, e) from e
         return run
 
     @staticmethod
@@ -204,26 +205,25 @@ def _lock(path: Path, holder: str, held: contextlib.ExitStack) -> str:
     """Take a lock until `held` ends; returns the run that has it, or nothing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = held.enter_context(path.open("a+"))
+        file = held.enter_context(path.open("ab", buffering=0))
     except OSError as e:
-        raise _cannot_write(path.parent, e) from e
+        raise state_unwritable(path.parent, e) from e
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         file.truncate(0)
-        file.write(f"{holder}\n")
-        file.flush()
+        file.write(f"{holder}\n".encode())
     except BlockingIOError:
         return path.read_text().strip() or "another run"
     except OSError as e:  # a file system without locks, or space
-        raise _cannot_write(path.parent, e) from e
+        raise state_unwritable(path.parent, e) from e
     return ""
 
 
-def _cannot_write(folder: Path, error: OSError) -> StartError:
-    return StartError(
-        f"cannot write {folder}: {error.strerror}; choose another folder with --state-dir",
-        exit_code=1,
-    )
+def state_unwritable(path: Path | str, error: OSError) -> StartError:
+    fix = "choose another folder with --state-dir"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        fix = f"free some space, or {fix}"
+    return StartError(f"{path}: cannot be written: {error.strerror}; {fix}", exit_code=1)
 
 
 def write_yaml(path: Path, content: dict[str, Any]) -> None:
@@ -234,13 +234,21 @@ def replace_file(path: Path, text: str) -> None:
     """Atomic, also with two writers.  Raises OSError that names the path."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        temporary.write_text(text)
-        temporary.replace(path)
-    except OSError as e:
-        raise OSError(e.errno, e.strerror, str(path)) from e
+        with _naming(path):
+            temporary.write_text(text)
+            temporary.replace(path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of writes, which have no path, get this one."""
+    try:
+        yield
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, str(path)) from e
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -290,7 +298,8 @@ def write_api_key(folder: Path, key: str) -> Path:
 
 def _write(path: Path, content: bytes) -> None:
     """Created with mode 0600: no reader in between."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with _naming(path), os.fdopen(descriptor, "wb") as file:
         file.write(content)
 
 

@@ -38,6 +38,7 @@ from pdctl.local.run_directory import (
     RunSettings,
     make_certificates,
     remove_api_keys,
+    state_unwritable,
     write_api_key,
     write_process,
     write_yaml,
@@ -104,6 +105,10 @@ def up(prepared: PreparedRun, screen: Screen) -> None:
     with RunDirectory.gpus_taken(request.state_dir, name, request.port, devices):
         try:
             asyncio.run(_serve(prepared, screen))
+        except OSError as e:
+            if e.filename is None:
+                raise
+            raise state_unwritable(e.filename, e) from e
         finally:
             remove_api_keys(request.state_dir, name)
 

@@ -1,5 +1,7 @@
 """The file of a model for the machine that it is on; its text and refusals are golden."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import parse
 from pdctl.local import model_file
 from pdctl.local.gpus import DriverReport, Gpu
+from pdctl.local.model import folder_of
 from pdctl.local.model_file import ModelOptions, document_of, is_cluster_file
+from tests.operator.pdctl.stub_model import stub_model
 
 H200 = DriverReport((Gpu(0, "GPU-a", "NVIDIA H200"), Gpu(1, "GPU-b", "NVIDIA H200")))
 
@@ -138,6 +142,30 @@ def test_a_revision_that_the_hub_cannot_have_is_refused(revision: str) -> None:
     assert str(refused.value).startswith(
         f"spec.model.huggingFace.revision: {revision!r} is not a branch, tag or commit; write one "
     )
+
+
+@pytest.mark.parametrize("name", [b"m\xff", b"m\xff/deep", b"m\xff/tiny.gguf"])
+@pytest.mark.parametrize(
+    ("read", "option"),
+    [
+        (lambda path: document_of(str(path), ModelOptions(mixed=1)), ""),
+        (lambda path: folder_of(path, "--model-path: "), "--model-path: "),
+    ],
+)
+def test_a_path_that_is_not_utf_8_is_refused(
+    name: bytes, read: Callable[[Path], object], option: str, tmp_path: Path
+) -> None:
+    path = tmp_path / os.fsdecode(name)
+    if path.suffix:
+        path.parent.mkdir()
+        path.touch()
+    else:
+        stub_model(path)
+    with pytest.raises(StartError) as refused:
+        read(path)
+
+    expected = f"{option}{os.fsencode(tmp_path) + b'/' + name!r}: the path is not UTF-8; rename it"
+    assert (str(refused.value), refused.value.exit_code) == (expected, 2)
 
 
 def test_files_and_models_differ_by_their_names(tmp_path: Path) -> None:

@@ -140,14 +140,16 @@ def test_unwritable_state_folder_is_named_with_the_way_out(tmp_path: Path) -> No
     with pytest.raises(StartError) as refused:
         RunDirectory.create(tmp_path / "file", "chat")
     with (
-        pytest.raises(StartError, match=r"cannot write .* choose another folder with --state-dir"),
+        pytest.raises(
+            StartError, match=r"cannot be written: .* choose another folder with --state"
+        ),
         RunDirectory.name_taken(tmp_path / "file", "chat", 8000),
     ):
         pass
 
     assert (
         str(refused.value)
-        == f"cannot write {tmp_path}/file/chat: Not a directory; choose another folder with "
+        == f"{tmp_path}/file/chat: cannot be written: Not a directory; choose another folder with "
         "--state-dir"
     )
     assert refused.value.exit_code == 1
@@ -162,7 +164,7 @@ def test_a_state_folder_without_locks_is_named_with_the_way_out(
     monkeypatch.setattr(fcntl, "flock", refuse)
     with (
         pytest.raises(
-            StartError, match=r"cannot write .*/chat: No locks available; choose another"
+            StartError, match="/chat: cannot be written: No locks available; choose another"
         ),
         RunDirectory.name_taken(tmp_path, "chat", 8000),
     ):

@@ -1,6 +1,5 @@
 """Refusals of `pdctl up` before it starts anything: workers, address, key, a model by config."""
 
-import errno
 import json
 import os
 import socket
@@ -60,21 +59,6 @@ def test_the_name_is_held_before_the_file_of_a_model_is_written(
     assert (found.exit_code, seen) == (2, [])
     assert f"tiny runs here already: process {os.getpid()}, port 8123" in found.output
     assert "# Made by pdctl init" in (tmp_path / "tiny/cluster.yaml").read_text()
-
-
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fill(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("pdctl.cli.up.replace_file", fill)
-    command = ["up", str(stub_model(tmp_path / "tiny")), "--mixed", "1", "--port", "0"]
-    found = CliRunner().invoke(app, [*command, "--state-dir", str(tmp_path / "state")])
-
-    assert (found.exit_code, found.output) == (
-        1,
-        f"error: {tmp_path}/state/tiny/cluster.yaml: cannot be written: No space left on device; "
-        "choose another folder with --state-dir\n",
-    )
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
