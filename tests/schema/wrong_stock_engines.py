@@ -544,6 +544,12 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         "spec.engine.kvTransfer.extraConfig",
     ),
     (
+        _transfer(extraConfig={"kv_lease_duration": 29}),
+        "spec.engine.kvTransfer.extraConfig: kv_lease_duration is 29, and a decode worker may read "
+        "KV for 30 s; give 30 or more, or leave it out",
+        "spec.engine.kvTransfer.extraConfig",
+    ),
+    (
         _transfer(extraConfig={"num_threads": "4"}),
         "spec.engine.kvTransfer.extraConfig.num_threads: must be a whole number, not '4'",
         "spec.engine.kvTransfer.extraConfig.num_threads",

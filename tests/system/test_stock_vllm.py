@@ -77,6 +77,18 @@ def vllm_of(worker: WorkerProcess) -> psutil.Process:
     return server
 
 
+@contextlib.contextmanager
+def stopped(*processes: psutil.Process) -> Iterator[None]:
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+
+
 def wait_idle(worker: WorkerProcess) -> None:
     """Wait until the engine itself holds no block and runs nothing."""
 
@@ -206,15 +218,10 @@ def test_a_prefill_worker_killed_in_the_middle_costs_no_answer_and_comes_back(st
     prefill, decode, prompt = stock_pair.prefill, stock_pair.decode, prompts(400)
     before, answers = decode.metrics(), list[Answer]()
     asking = threading.Thread(target=lambda: answers.append(decode.client.complete(prompt, "auto")))
-    engine = vllm_of(prefill)
-    engine.suspend()
-    try:
+    with stopped(vllm_of(prefill)):
         asking.start()
         decode.wait_for(lambda: decode.blocks()["receiving"] > 0, "the request waits for its KV")
         prefill.kill()
-    finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            engine.resume()
     asking.join(END_SECONDS)
 
     expected = decode.client.complete(prompt, "local").tokens
@@ -225,6 +232,48 @@ def test_a_prefill_worker_killed_in_the_middle_costs_no_answer_and_comes_back(st
     again = decode.client.complete(prompts(100), "remote")
     assert again.prefill == "remote"
     decode.wait_growth(before, "remote_prefill_total", 1, outcome="ok")
+
+
+def test_a_handshake_without_an_answer_is_made_again_and_else_the_prompt_is_computed_here(
+    stock_pair, prompts
+):
+    """The prefill engine stops between a prompt's prefill and the fetch of its KV, for longer than
+    vLLM waits: through both attempts, then through the first alone.
+    """
+    prefill, decode = stock_pair.prefill, stock_pair.decode
+    prefill.terminate()
+    prefill.wait_end()
+    prefill.restart(wait=False)  # a new engine, which has no handshake behind it
+    wait_ready(stock_pair)
+    for num_tokens, is_answered, outcome in ((400, False, "failed"), (401, True, "ok")):
+        prompt, answers = prompts(num_tokens), list[Answer]()
+        asking = threading.Thread(
+            target=lambda prompt=prompt, answers=answers: answers.append(
+                decode.client.complete(prompt, "auto")
+            )
+        )
+        before, decoded = prefill.metrics(), decode.metrics()
+        logged = len(decode.log.read_text())
+        with contextlib.ExitStack() as stack:
+            with stopped(vllm_of(decode)):
+                asking.start()
+                prefill.wait_for(
+                    lambda before=before: prefill.growth(before, "prefill_tokens_total") > 0,
+                    "the prompt is computed",
+                )
+                stack.enter_context(stopped(*vllm_of(prefill).children(recursive=True)))
+            decode.wait_for(
+                lambda logged=logged: "fetching KV again" in decode.log.read_text()[logged:],
+                decode.log_tail,
+            )
+            if not is_answered:
+                asking.join(END_SECONDS)
+        asking.join(END_SECONDS)
+
+        (answer,) = answers
+        assert answer.prefill == ("remote" if is_answered else "local")
+        assert answer.tokens == decode.client.complete(prompt, "local").tokens
+        decode.wait_growth(decoded, "remote_prefill_total", 1, outcome=outcome)
 
 
 def test_an_engine_that_dies_ends_its_streams_and_its_worker(stock_pair, prompts):

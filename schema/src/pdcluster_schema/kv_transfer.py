@@ -45,6 +45,10 @@ _OWNED_KEYS: Final = {
 }
 """Keys of NIXL that PDCluster sets or cannot work with: the reason and the fix of each."""
 
+KV_LEASE_KEY: Final = "kv_lease_duration"
+LEAST_KV_LEASE_SECONDS: Final = 30
+"""vLLM's default.  A decode worker may read a prompt's KV so long after its prefill."""
+
 _KEY = "[a-z][a-z0-9_]{0,62}"
 MAX_KEYS = 16
 
@@ -57,7 +61,12 @@ def _check_connector(name: str) -> str:
 
 
 def _check_keys(values: dict[str, int]) -> dict[str, int]:
-    for key in values:
+    for key, value in values.items():
+        if key == KV_LEASE_KEY and value < LEAST_KV_LEASE_SECONDS:
+            raise rule(
+                f"{key} is {value}, and a decode worker may read KV for {LEAST_KV_LEASE_SECONDS} s",
+                f"give {LEAST_KV_LEASE_SECONDS} or more, or leave it out",
+            )
         if key in _OWNED_KEYS:
             reason, fix = _OWNED_KEYS[key]
             raise rule(f"{key} {reason}", fix)

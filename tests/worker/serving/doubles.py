@@ -133,6 +133,7 @@ class RecordingPeer:
         self.replies: list[Token | PrefillDone | Exception] = []
         self.closed = False
         self.ready = True
+        self.state = "ready"
         self.max_model_len = 0
         self.max_batched_tokens = 0
         self.broker: CreditBroker | None = None  # that its answers to claims go to

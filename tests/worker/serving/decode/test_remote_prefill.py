@@ -3,6 +3,7 @@ when the client leaves.
 """
 
 import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
 import pytest
@@ -13,6 +14,10 @@ from pdcluster_schema.qos import AdmissionSpec
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.engine import (
     Abort,
+    EngineInput,
+    EngineOutput,
+    Fetch,
+    FetchFailed,
     PrefillDone,
     Receive,
     ReceiveDone,
@@ -52,6 +57,7 @@ from tests.worker.serving.doubles import (
 SPEC = RequestSpec("r", list(range(10)), SamplingParams(max_tokens=3, seed=1))
 FIRST = Token("r", 7)
 DONE = PrefillDone("r", num_bytes=64, seconds=0.01)
+KEPT = PrefillDone("r", num_bytes=0, seconds=0.0, handle=b"kv")
 
 
 @pytest.fixture
@@ -160,6 +166,65 @@ async def test_remote_prefill_forced_fails_clean_when_the_peer_fails_first(
     engine.say()
     await asyncio.sleep(0)
     assert engine.inputs[-1] == Abort("r")
+
+
+class FetchingEngine:
+    """A stock engine of which some fetches fail.  on_fail: called with each of them."""
+
+    def __init__(self, num_failures: int, on_fail: Callable[[], None] = lambda: None) -> None:
+        self._num_failures = num_failures
+        self._on_fail = on_fail
+
+    def __call__(self, message: EngineInput) -> Sequence[EngineOutput]:
+        if not isinstance(message, Fetch):
+            return compute(message)
+        self._num_failures -= 1
+        if self._num_failures >= 0:
+            self._on_fail()
+            return [FetchFailed("r", "no handshake")]
+        return [Tokens([Token("r", 7)]), Tokens([Token("r", 8, finish_reason="length")])]
+
+
+async def test_kv_whose_fetch_fails_once_is_fetched_again(dispatcher, engine, peer, worker):
+    peer.replies = [KEPT]
+    engine.answer = FetchingEngine(1)
+    with begin_trace("r") as trace:
+        tokens = await collect(dispatcher)
+
+    assert [(g.token.token_id, g.prefill) for g in tokens] == [(7, "remote"), (8, None)]
+    assert engine.inputs[1:] == [Fetch("r", EPOCH, b"kv")] * 2
+    assert outcomes(worker) == {"ok": 1.0}
+    assert "fetches_again" in {event.name for event in trace.events}
+
+
+async def test_kv_whose_fetch_fails_twice_is_computed_here(dispatcher, engine, peer, worker):
+    worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=0))
+    peer.replies = [KEPT]
+    engine.answer = FetchingEngine(2)
+    tokens = await collect(dispatcher, "auto")
+
+    assert [(g.token.token_id, g.prefill) for g in tokens] == [(7, "local"), (8, None)]
+    assert [type(m) for m in engine.inputs[1:]] == [Fetch, Fetch, ReceiveFailed]
+    assert outcomes(worker) == {"failed": 1.0}
+
+
+@pytest.mark.parametrize("reason", ["its worker is lost", "it is old"])
+async def test_kv_that_may_be_gone_is_not_fetched_again(
+    dispatcher, engine, peer, worker, monkeypatch, reason
+):
+    def change() -> None:
+        if reason == "it is old":
+            monkeypatch.setattr(remote_prefill, "REFETCH_SECONDS", 0.0)
+        else:
+            peer.state = "lost"
+
+    worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=0))
+    peer.replies = [KEPT]
+    engine.answer = FetchingEngine(1, change)
+    tokens = await collect(dispatcher, "auto")
+
+    assert [(g.token.token_id, g.prefill) for g in tokens] == [(7, "local"), (8, None)]
+    assert [type(m) for m in engine.inputs[1:]] == [Fetch, ReceiveFailed]
 
 
 async def test_remote_prefill_forced_without_a_prefill_worker_is_a_503(dispatcher, peers, worker):

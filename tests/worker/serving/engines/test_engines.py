@@ -17,17 +17,26 @@ from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Toke
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.serving.backend import WorkerBackend
+from pdcluster_worker.serving.engines import engines
 from pdcluster_worker.serving.engines.client import (
     EngineClient,
     EngineDiedError,
     EngineStalledError,
 )
-from pdcluster_worker.serving.engines.engines import Engine, Engines, choose
+from pdcluster_worker.serving.engines.engines import (
+    SENT_SECONDS,
+    Engine,
+    Engines,
+    SentPrompts,
+    choose,
+)
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.peer_handler import PeerRequestHandler
 from pdcluster_worker.serving.worker_context import WorkerContext
+from tests.worker.fake_clock import FakeClock
 from tests.worker.serving.doubles import FACTS, ScriptedEngine, dispatcher_of, stats
 
+BLOCKS = [b"1", b"2", b"3"]
 SPEC = RequestSpec("r", list(range(9)), SamplingParams(max_tokens=2, seed=1))
 
 
@@ -307,3 +316,33 @@ async def test_prefill_worker_hands_a_prefill_to_its_least_loaded_engine(scene):
     assert await replies == 1
 
     assert not scene.scripts[0].inputs
+
+
+async def test_a_prompt_follows_one_whose_cache_events_have_yet_to_come(scene):
+    first = scene.open("a", BLOCKS)
+
+    assert scene.open("b", [*BLOCKS, b"4"]) is first
+    assert scene.open("c", [b"x"]) is not first
+
+
+def test_blocks_that_were_sent_count_for_their_engine_while_they_are_new() -> None:
+    clock = FakeClock()
+    sent = SentPrompts(clock)
+    sent.add(0, BLOCKS)
+    sent.add(1, BLOCKS[:1])
+    clock.advance(SENT_SECONDS / 2)
+    sent.add(0, BLOCKS[:1])
+
+    assert [sent.match(rank, [*BLOCKS, b"4"]) for rank in (0, 1, 2)] == [3, 1, 0]
+    assert sent.match(0, [b"x", *BLOCKS]) == 0
+    clock.advance(SENT_SECONDS / 2)
+    assert [sent.match(rank, BLOCKS) for rank in (0, 1)] == [1, 0]
+
+
+def test_blocks_that_were_sent_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "MAX_SENT_BLOCKS", 2)
+    sent = SentPrompts(FakeClock())
+    sent.add(0, BLOCKS[:1])
+    sent.add(0, [b"x", b"y"])
+
+    assert (sent.match(0, BLOCKS), sent.match(0, [b"x", b"y"])) == (0, 2)

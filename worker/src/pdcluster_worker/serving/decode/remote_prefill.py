@@ -53,6 +53,11 @@ logger = logging.getLogger(__name__)
 _TWO_TOKENS = SamplingParams(max_tokens=2, seed=0, temperature=0.0, ignore_eos=True)
 """With the first a prefix's KV is sent; with the second it is in the other engine's cache."""
 
+REFETCH_SECONDS = 10.0
+"""Age of KV that is fetched again after a failure: vLLM gives a handshake 5 s, which a busy machine
+may not have, and its peer keeps KV for 30 s.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class _Reserved:
@@ -84,7 +89,8 @@ class RemotePrefill:
         # 2. Without a prefill worker our engine computes the prompt, and nothing is yielded.
         # 3. Push the prefix that our engine has and the prefill worker lacks; not to a holder.
         # 4. Call `Prefill` there.  Its first token is yielded at once, while blocks still come.
-        # 5. When all are acknowledged, our engine decodes on; a stock engine fetches the KV now.
+        # 5. When all are acknowledged, our engine decodes on; a stock engine fetches the KV now,
+        #    and once more if that fails early.
         # 6. If the call fails or stalls, our engine computes the prompt, and keeps the first token.
         forced = holder is None and request.prefill == "remote"
         spec, handle = request.spec, request.handle
@@ -100,7 +106,7 @@ class RemotePrefill:
                 self._worker.count_long_prompt(is_remote=False)
             handle.send(Submit(aged(spec, asyncio.get_running_loop().time() - start)))
             return
-        peer, first, done = reserved.peer, None, False
+        peer, first, done, kv = reserved.peer, None, False, b""
         outcome = "cancelled"  # unless the code below gets further
         try:
             if reserved.has_credit:
@@ -109,7 +115,7 @@ class RemotePrefill:
             async with aclosing(call) as replies:
                 while (reply := await self._next(handle, replies, peer)) is not None:
                     if isinstance(reply, PrefillDone):
-                        done = True
+                        done, kv = True, reply.handle
                         self._finish(handle, reserved, first, reply)
                         self._measure(reserved, spec, reply.busy_seconds)
                         continue
@@ -120,7 +126,7 @@ class RemotePrefill:
             if not done:
                 raise PeerError("the call ended before the KV was acknowledged")
             if first is None:
-                yield Generated(await self._fetched(handle, reserved, spec), "remote")
+                yield Generated(await self._fetched(handle, reserved, spec, kv), "remote")
             outcome = "ok"
         except (EngineDiedError, EngineStalledError):
             raise  # of this worker: nothing is left to prefill with
@@ -220,16 +226,26 @@ class RemotePrefill:
         self._worker.pair_rates.add(reserved.peer.key, num_tokens, seconds)
 
     async def _fetched(
-        self, handle: RequestHandle, reserved: _Reserved, spec: RequestSpec
+        self, handle: RequestHandle, reserved: _Reserved, spec: RequestSpec, kv: bytes
     ) -> Token:
         """The first token, made here from fetched KV.  Raises PeerError."""
-        start = asyncio.get_running_loop().time()
+        peer, clock = reserved.peer, asyncio.get_running_loop().time
+        start = clock()
         output = await handle.outputs.get()
+        is_early = clock() - start < REFETCH_SECONDS
+        if isinstance(output, FetchFailed) and is_early and peer.state == "ready":
+            logger.warning(
+                "fetching KV again request=%s peer=%s reason=%s",
+                *(spec.request_id, peer.key, output.reason),
+            )
+            add_event("fetches_again", peer=peer.key)
+            handle.send(Fetch(spec.request_id, reserved.blocks.epoch, kv))
+            output = await handle.outputs.get()
         if isinstance(output, FetchFailed):
             raise PeerError(f"the KV did not come: {output.reason}")
         if not isinstance(output, Token):
             raise RequestError(f"the engine answered {type(output).__name__} to Fetch", status=500)
-        seconds = asyncio.get_running_loop().time() - start
+        seconds = clock() - start
         self._measure(reserved, spec, seconds)
         self._observe_transfer(seconds)
         return output.waited(reserved.waited_seconds)

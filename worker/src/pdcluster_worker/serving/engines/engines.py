@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine import (
@@ -28,6 +29,13 @@ from pdcluster_worker.serving.engines.client import (
 from pdcluster_worker.serving.engines.stall_watch import StallWatch
 
 logger = logging.getLogger(__name__)
+
+SENT_SECONDS = 5.0
+"""Time for which an engine counts as having the blocks of a prompt that it was sent: its cache
+events come later.
+"""
+
+MAX_SENT_BLOCKS = 100_000
 
 WAITING_WEIGHT = 4
 """A request that waits counts as so many that run."""
@@ -113,6 +121,31 @@ class RequestHandle:
         self.engine.client.close(self.outputs)
 
 
+class SentPrompts:
+    """Blocks of the prompts that each engine was sent lately."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._sent: dict[tuple[int, bytes], float] = {}  # when, the oldest first
+
+    def add(self, rank: int, hashes: Sequence[bytes]) -> None:
+        now = self._clock()
+        for block in hashes:
+            self._sent.pop((rank, block), None)
+            self._sent[rank, block] = now
+        while self._sent:
+            oldest, since = next(iter(self._sent.items()))
+            if now - since < SENT_SECONDS and len(self._sent) <= MAX_SENT_BLOCKS:
+                return
+            del self._sent[oldest]
+
+    def match(self, rank: int, hashes: Sequence[bytes]) -> int:
+        """Leading blocks of `hashes` among them."""
+        since = self._clock() - SENT_SECONDS
+        is_sent = (self._sent.get((rank, block), since) > since for block in hashes)
+        return sum(takewhile(bool, is_sent))
+
+
 class Engines:
     """Engines that have loaded, by rank."""
 
@@ -125,6 +158,7 @@ class Engines:
         self.lost: dict[int, tuple[Engine, str]] = {}
         self._engines: dict[int, Engine] = {}
         self._blocks = PrefixIndex()
+        self._sent = SentPrompts()
         self._last = 0  # rank of the last request
         for engine in engines:
             self.add(engine)
@@ -239,9 +273,13 @@ class Engines:
         # Ties go round, so that idle engines are not filled from the first one on.
         in_turn = sorted(serving, key=lambda engine: engine.rank <= self._last)
         known = hashes()
-        matches = [self._blocks.match(_key(engine), known) for engine in in_turn]
+        matches = [
+            max(self._blocks.match(_key(engine), known), self._sent.match(engine.rank, known))
+            for engine in in_turn
+        ]
         chosen = in_turn[choose([engine.score for engine in in_turn], matches)]
         self._last = chosen.rank
+        self._sent.add(chosen.rank, known)
         return chosen
 
     def _on_stats(self, engine: Engine, stats: EngineStats) -> None:
