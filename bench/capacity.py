@@ -22,10 +22,11 @@ from statistics import median
 from typing import Any
 
 from capacity_search import LADDER, Bounds, Capacity, LostWatch, Probe, Slo, probe_of, search
-from matplotlib.figure import Figure
 from schedulers import VARIANTS, Bench, fields_for
 from schedulers_load import LOAD, Arrival, Load, arrivals
 from setting import setting_lines
+
+from pdctl.figures import drawn, legend_right
 
 NAMES: Mapping[str, str] = {
     "sarathi": "Sarathi-Serve",
@@ -225,20 +226,18 @@ def table(slos: Sequence[Slo], rows: Mapping[str, Row], sizes: Sizes) -> list[st
 
 
 def plot(slos: Sequence[Slo], rows: Mapping[str, Row], path: Path) -> None:
-    """Bars of all schedulers for each SLO."""
-    figure = Figure(figsize=(7.0, 4.0), layout="constrained")
-    axes = figure.subplots()
-    for number, (name, row) in enumerate(rows.items()):
-        rates = [capacity.rate for capacity in row.capacities]
-        at = [group + 0.8 * number / len(rows) for group in range(len(rates))]
-        drawn = axes.bar(at, rates, 0.8 / len(rows), align="edge", label=NAMES.get(name, name))
-        axes.bar_label(drawn, fmt="%.3g")
-    axes.set_title("Capacity at an SLO for gaps between tokens")
-    axes.set_ylabel(f"requests/s, up to {LADDER[-1]:g}")
+    """Bars of all schedulers for each SLO.  Raises OSError."""
     groups = [f"{slo.name}: p99 of gaps at most {1e3 * slo.seconds:.0f} ms" for slo in slos]
-    axes.set_xticks([group + 0.4 for group in range(len(groups))], groups)
-    axes.legend()
-    figure.savefig(path, format="svg")
+    found = {name: [capacity.rate for capacity in row.capacities] for name, row in rows.items()}
+    figures = {"slos": groups, "requests_per_second": found}
+    with drawn(path, "Capacity at an SLO for gaps between tokens", [3.5], figures) as (axes,):
+        for number, (name, rates) in enumerate(found.items()):
+            at = [group + 0.8 * number / len(found) for group in range(len(rates))]
+            bars = axes.bar(at, rates, 0.8 / len(found), align="edge", label=NAMES.get(name, name))
+            axes.bar_label(bars, fmt="%.3g")
+        axes.set_ylabel(f"requests/s, up to {LADDER[-1]:g}")
+        axes.set_xticks([group + 0.4 for group in range(len(groups))], groups)
+        legend_right(axes)
 
 
 def _rate(probe: Probe) -> float:

@@ -1,7 +1,7 @@
 """The style of every plot: light background, grid, colours that colour-blind readers can tell
 apart, marked percentiles and objectives; and the plotted figures as JSON beside the picture.
 
-matplotlib, of the extra `replay`, is imported when a picture is drawn.
+matplotlib, of the extra `plot`, is imported when a picture is drawn.
 """
 
 import json

@@ -25,7 +25,7 @@ from pdctl.bench.load import (
     LoadTarget,
     run_load,
 )
-from pdctl.bench.openai import COMPLETIONS, OpenAIServer, http_session
+from pdctl.bench.openai import COMPLETIONS, OpenAIServer, first_model, http_session
 
 START_LIMIT_SECONDS = 600.0
 """Two stock engines that start on two cores, and compile meanwhile, take over three minutes.  One
@@ -150,7 +150,12 @@ async def connected(server: Server) -> AsyncIterator[OpenAIServer]:
     """Raises StartError when the server does not answer."""
     async with http_session() as session:
         base_url = server.base_url.rstrip("/").removesuffix("/v1")
-        model = server.model or await _first_model(session, base_url)
+        model = server.model
+        try:
+            model = model or await first_model(session, base_url, _check_listed, "--base-url")
+        except (aiohttp.ClientError, OSError) as e:
+            reason = f"{base_url}/v1/models: does not answer: {no_answer(e)}; start the server, or "
+            raise StartError(f"{reason}correct --base-url", exit_code=1) from e
         yield OpenAIServer(session, base_url, model, server.endpoint)
 
 
@@ -160,20 +165,10 @@ async def started(local: LocalCluster) -> AsyncIterator[OpenAIServer]:
         yield OpenAIServer(session, cluster.base_url, cluster.model)
 
 
-async def _first_model(session: aiohttp.ClientSession, base_url: str) -> str:
-    url = f"{base_url}/v1/models"
-    try:
-        async with session.get(url) as response:
-            if response.status != 200:
-                fix = "give the model with --model, or correct --base-url"
-                raise StartError(f"{url}: HTTP {response.status}; {fix}", exit_code=1)
-            return str((await response.json())["data"][0]["id"])
-    except (aiohttp.ClientError, OSError) as e:
-        fix = "start the server, or correct --base-url"
-        raise StartError(f"{url}: does not answer: {no_answer(e)}; {fix}", exit_code=1) from e
-    except (ValueError, LookupError, TypeError) as e:
-        fix = "give the model with --model"
-        raise StartError(f"{url}: names no model; {fix}", exit_code=1) from e
+async def _check_listed(response: aiohttp.ClientResponse) -> None:
+    if response.status != 200:
+        fix = "give the model with --model, or correct --base-url"
+        raise StartError(f"{response.url}: HTTP {response.status}; {fix}", exit_code=1)
 
 
 async def warm_up(

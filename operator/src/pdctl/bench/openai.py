@@ -5,14 +5,14 @@
 
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
-from pdcluster_api.errors import IncompleteAnswerError, no_answer
+from pdcluster_api.errors import IncompleteAnswerError, StartError, no_answer
 from pdctl.bench.load import BenchRequest, OnChunk, TokenUsage
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -28,6 +28,28 @@ async def http_session() -> AsyncIterator[aiohttp.ClientSession]:
         connector=aiohttp.TCPConnector(limit=0), timeout=timeout, headers=headers
     ) as session:
         yield session
+
+
+async def first_model(
+    session: aiohttp.ClientSession,
+    base_url: str,
+    check: Callable[[aiohttp.ClientResponse], Awaitable[None]],
+    option: str,
+) -> str:
+    """The first that the server lists.
+
+    check:  raises an error for an answer that is none
+    option: that gives the URL
+    Raises StartError where none is listed.
+    """
+    url = f"{base_url}/v1/models"
+    async with session.get(url) as response:
+        await check(response)
+        try:
+            return str(json.loads(await response.read())["data"][0]["id"])
+        except (ValueError, LookupError, TypeError) as e:
+            message = f"{url}: names no model; give --model, or correct {option}"
+            raise StartError(message, exit_code=1) from e
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ Plot = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="draw the result there (.png, .svg), with its figures in FILE.json; needs matplotlib",
+        help="draw the result there (.png, .svg), with its figures in FILE.json; needs matplotlib "
+        "(the extra `plot`)",
     ),
 ]
 NumPrompts = Annotated[int, typer.Option(min=1, help="how many requests")]

@@ -13,7 +13,7 @@ import aiohttp
 import typer
 
 from pdcluster_api.errors import IncompleteAnswerError, StartError, no_answer
-from pdctl.bench.openai import completion_event, server_sent_events
+from pdctl.bench.openai import completion_event, first_model, server_sent_events
 from pdctl.cli.chat_answer import ChatAnswer, plain
 from pdctl.cli.completion import Cluster
 from pdctl.cli.options import STDIN, StateDir, read_text, reported
@@ -50,7 +50,7 @@ async def ask(target: ChatTarget, messages: list[Message], answer: ChatAnswer) -
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
     try:
         async with aiohttp.ClientSession(headers=target.headers, timeout=timeout) as session:
-            model = target.model or await _first_model(session, target.base_url)
+            model = target.model or await first_model(session, target.base_url, _check, "--url")
             body: dict[str, Any] = {
                 "model": model,
                 "messages": messages,
@@ -84,16 +84,6 @@ async def ask(target: ChatTarget, messages: list[Message], answer: ChatAnswer) -
         raise StartError(message, exit_code=1) from e
     if not is_whole:
         raise StartError("the answer ended early: its stream has no end", exit_code=1)
-
-
-async def _first_model(session: aiohttp.ClientSession, base_url: str) -> str:
-    async with session.get(f"{base_url}/v1/models") as response:
-        await _check(response)
-        try:
-            return str(json.loads(await response.read())["data"][0]["id"])
-        except (ValueError, LookupError, TypeError) as e:
-            message = f"{base_url}/v1/models names no model; give --model, or correct --url"
-            raise StartError(message, exit_code=1) from e
 
 
 async def _check(response: aiohttp.ClientResponse) -> None:

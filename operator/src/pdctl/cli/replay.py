@@ -121,7 +121,7 @@ def replay_command(
         typer.Option(metavar="FOLDER", help="write a table, the decisions and a picture there"),
     ] = None,
     plot: Annotated[
-        bool, typer.Option(help="the picture; it needs matplotlib (the extra `replay`)")
+        bool, typer.Option(help="the picture; it needs matplotlib (the extra `plot`)")
     ] = True,
     prefill_tokens_per_second: Annotated[
         float, typer.Option(help="of a busy prefill worker")
