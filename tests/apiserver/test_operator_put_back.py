@@ -2,11 +2,13 @@
 resync.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from pdcluster_schema.conditions import CONDITIONS_FILE
 from pdcluster_schema.labels import COMPONENT, MANAGED_BY
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes, ready
@@ -116,6 +118,29 @@ def test_a_child_edited_by_hand_is_reverted_and_no_pod_is_lost(
     assert _workers(scene).items() >= pods.items()
 
 
+def test_conditions_stand_beside_the_policy_file_through_edits_and_applies(scene: Scene):
+    path = scene.path("ConfigMap", "chat-policy")
+
+    def copied() -> dict[str, str]:
+        try:
+            file = json.loads((scene.api.get(path) or {})["data"][CONDITIONS_FILE])
+        except (KeyError, ValueError):
+            return {}
+        return {each["type"]: each["message"] for each in file["items"]}
+
+    def written() -> dict[str, str]:
+        return {each["type"]: each["message"] for each in scene.body["status"]["conditions"]}
+
+    scene.until(lambda: copied() == written())
+    before = _content(scene.api.get(path))
+    scene.api.merge(path, {"data": {CONDITIONS_FILE: "broken", "policy.yaml": "broken"}})
+    scene.until(lambda: copied() == written())
+    scene.until(lambda: _content(scene.api.get(path)) == before)
+    assert copied() == written()
+    scene.api.delete(path)
+    scene.until(lambda: copied() == written())
+
+
 # a worker that has started would drain first, and on a busy machine some would start
 @pytest.mark.usefixtures("no_more_nodes")
 def test_a_stateful_set_scaled_by_hand_is_reverted_to_what_the_scaler_says(scene: Scene):
@@ -154,4 +179,5 @@ def _content(body: dict[str, Any] | None) -> Any:
     """Declared content of an object."""
     if body is None:
         return None
-    return {key: body.get(key) for key in ("spec", "data")} | {"labels": body["metadata"]["labels"]}
+    data = {key: each for key, each in body.get("data", {}).items() if key != CONDITIONS_FILE}
+    return {"spec": body.get("spec"), "data": data, "labels": body["metadata"]["labels"]}

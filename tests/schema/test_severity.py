@@ -1,4 +1,4 @@
-"""How grave a condition is, in words: for the page of a worker."""
+"""Severity of a condition in words, for the page of a worker."""
 
 import pytest
 
