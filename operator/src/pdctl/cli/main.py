@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from pdcluster_schema.load import applied_fault
+from pdcluster_schema.load import applied_fault, load
 from pdcluster_schema.revision import revision_of
 from pdctl import __version__
 from pdctl.cli.bench import app as bench
@@ -17,7 +17,7 @@ from pdctl.cli.check import check_command
 from pdctl.cli.completion import Cluster, completion_command
 from pdctl.cli.down import down_command
 from pdctl.cli.logs import logs_command
-from pdctl.cli.options import Files, load_files, reported
+from pdctl.cli.options import Files, fitting, load_files, reported
 from pdctl.cli.plan import plan_command
 from pdctl.cli.render import render_command
 from pdctl.cli.replay import autoscale
@@ -96,7 +96,7 @@ app.command("down")(down_command)
 @app.command("validate")
 def validate_command(files: Files) -> None:
     """Check PDCluster files and name everything that is wrong in each."""
-    for file, cluster in load_files(files):
+    for file, cluster in load_files(files, fitting(load)):
         revision = revision_of(cluster.spec)
         fault = applied_fault(cluster)
         unfit = "" if fault is None else f", for pdctl up alone: {fault}"

@@ -12,6 +12,7 @@ from pdcluster_api.errors import InvalidTraceError, StartError
 from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.load import load
 from pdcluster_schema.pdcluster import PDCluster
+from pdctl.local.model_memory import check_memory, local_folder
 
 
 def load_file(file: Path) -> PDCluster:
@@ -35,6 +36,20 @@ def load_files(
             yield file, cluster
     if faulty is not None:
         raise faulty
+
+
+def fitting(load: Callable[[Path], PDCluster]) -> Callable[[Path], PDCluster]:
+    """`load`, and what the model's folder says of memory where it is on this machine: a fault of
+    the file, or a warning on stderr.
+    """
+
+    def loaded(file: Path) -> PDCluster:
+        cluster = load(file)
+        for warning in check_memory(cluster, local_folder(cluster, file)):
+            typer.echo(f"warning: {file}: {warning}", err=True)
+        return cluster
+
+    return loaded
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def find_model(cluster: PDCluster, source: Path, given: Path | None) -> FoundMod
     model = cluster.spec.model
     if given is not None:
         return FoundModel(folder_of(given, "--model-path: "), "--model-path")
-    own = _own_path(model, source)
+    own = own_path(model, source)
     if own is not None and (own.is_dir() or is_gguf(own)):
         return FoundModel(folder_of(own), "spec.model.path")
     cached = cached_model(model)
@@ -142,7 +142,7 @@ def is_gguf(path: Path) -> bool:
     return path.suffix.lower() == ".gguf" and path.is_file()
 
 
-def _own_path(model: ModelSpec, source: Path) -> Path | None:
+def own_path(model: ModelSpec, source: Path) -> Path | None:
     """None for a path in a volume or an image."""
     if model.path is None or model.pvc is not None:
         return None

@@ -18,6 +18,7 @@ from typing import Any
 from pdcluster_api.errors import EtcdUnreachableError, StartError
 from pdcluster_api.manifests.worker_config import policy_file
 from pdcluster_schema.etcd_keys import workers_prefix
+from pdcluster_schema.faults import Fault
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.sections import ENGINELESS, PICKER
 from pdctl.local.checked_model import checked
@@ -27,6 +28,7 @@ from pdctl.local.gpus import needs_gpus, read_driver
 from pdctl.local.ineffective import ineffective_remarks
 from pdctl.local.machine import available_cores, port_is_free, require_worker, with_programs
 from pdctl.local.model import FoundModel, find_model, with_adapters
+from pdctl.local.model_memory import check_memory
 from pdctl.local.plan import NO_GPUS, LocalPlan, plan_local
 from pdctl.local.policy import PolicyWatcher
 from pdctl.local.processes import CONFIGURATION_ERROR, ManagedProcess, Supervisor
@@ -79,6 +81,7 @@ class PreparedRun:
     request: UpRequest
     plan: LocalPlan
     model: FoundModel
+    warnings: Sequence[Fault] = ()
 
 
 @dataclass(frozen=True)
@@ -127,11 +130,12 @@ def prepare(request: UpRequest) -> PreparedRun:
         find_prometheus()
     request = replace(request, cluster=with_adapters(request.cluster, request.source))
     model = find_model(request.cluster, request.source, request.model_path)
+    warnings = check_memory(request.cluster, model.path)
     if any(
         process.role not in ENGINELESS and not process.engine.is_stock for process in plan.processes
     ):
         checked(model.path, "--config")
-    return PreparedRun(request, plan, model)
+    return PreparedRun(request, plan, model, warnings)
 
 
 def read_key(file: Path) -> str:
@@ -252,6 +256,7 @@ def _beginning(prepared: PreparedRun, run: RunDirectory) -> Iterator[str]:
     for each in plan.processes:
         if each.devices:
             yield f"{each.name} has GPU {', '.join(str(gpu.index) for gpu in each.devices)}"
+    yield from (f"warning: {each}" for each in prepared.warnings)
     yield from ineffective_remarks(cluster)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from pdcluster_schema.kv_shape import KVShape
 from pdcluster_worker.config.worker import NO_ACCELERATOR, WorkerConfig
 from pdcluster_worker.errors import ConfigError, ModelError
 from pdcluster_worker.messages.engine import EngineReady
@@ -166,16 +167,12 @@ def read_shape(folder: Path) -> ModelShape:
     except (OSError, ValueError) as e:
         raise ModelError(f"the model's folder {folder} has no readable config.json: {e}") from e
     config: dict[str, Any] = document | document.get("text_config", {})
-    heads = _integer(config, "num_attention_heads")
-    kv_heads = _integer(config, "num_key_value_heads") or heads
-    head_dim = _integer(config, "head_dim") or _integer(config, "hidden_size") // max(heads, 1)
-    if latent := _integer(config, "kv_lora_rank"):  # MLA keeps one latent of all heads
-        kv_heads, head_dim = 1, latent + _integer(config, "qk_rope_head_dim")
+    kv, vocab_size = KVShape.of(config), config.get("vocab_size")
     return ModelShape(
-        num_layers=_integer(config, "num_hidden_layers"),
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        vocab_size=_integer(config, "vocab_size"),
+        num_layers=kv.num_layers,
+        num_kv_heads=kv.num_kv_heads,
+        head_dim=kv.head_dim,
+        vocab_size=vocab_size if isinstance(vocab_size, int) else 0,
         dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
         fingerprint=fingerprint(folder),
     )
@@ -235,11 +232,6 @@ async def _warm_up(http: StockClient, config: WorkerConfig, api: EngineApi, firs
 
 def _warm_up_spec(number: int, sampling: SamplingParams) -> RequestSpec:
     return RequestSpec(f"warm-up-{number}", [number] * _WARM_UP_TOKENS, sampling)
-
-
-def _integer(config: dict[str, Any], name: str) -> int:
-    value = config.get(name)
-    return value if isinstance(value, int) else 0
 
 
 async def read_device(
