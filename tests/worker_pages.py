@@ -32,15 +32,14 @@ class WorkerPages:
         for name, value in gauges.items():
             getattr(self.metrics, name).set(value)
 
-    def serve(
-        self, *, requests: int, ttft_seconds: float = 0.5, tpot_seconds: float = 0.02
-    ) -> None:
+    def serve(self, *, requests: int, ttft_seconds: float = 0.5, itl_seconds: float = 0.25) -> None:
         """So many requests of 100 prompt tokens and 10 generated ones, each with 0.25 s of prefill,
         came and went.
         """
         for _ in range(requests):
             self.metrics.time_to_first_token_seconds.observe(ttft_seconds)
-            self.metrics.time_per_output_token_seconds.observe(tpot_seconds)
+            for _ in range(9):
+                self.metrics.inter_token_latency_seconds.observe(itl_seconds)
             self.metrics.prompt_tokens.inc(100)
             self.metrics.prefill_tokens.inc(100)
             self.metrics.prefill_seconds.inc(0.25)

@@ -205,3 +205,27 @@ async def test_a_scale_by_hand_does_not_count_and_is_reported(
         assert message.startswith(
             "decode/cpu: kubectl asked for 3 workers; the autoscaler alone decides, and keeps 1"
         )
+
+
+async def test_a_tail_over_its_objective_grows_prefill_while_the_mean_holds(
+    control_plane: ControlPlane, namespace: str, workers: FakeWorkers
+) -> None:
+    objective = {"ttft": {"percentile": 90, "seconds": 0.5}}
+    async with at_work(control_plane, namespace, workers, objective=objective) as work:
+
+        def grown() -> bool:
+            """Some requests in between, of which 6 of 40 are late: the mean is 0.16 s."""
+            workers.pages.serve(requests=34, ttft_seconds=0.06)
+            workers.pages.serve(requests=6, ttft_seconds=0.75)
+            return work.scene.replicas("prefill") == 2
+
+        await work.until(grown)
+
+        (newest,) = (each for each in work.decisions if each["replicas"][0]["replicas"] == 2)
+        read = {each["name"]: each for each in newest["inputs"] if each["subject"] == "prefill"}
+        late = read["time_to_first_token_seconds_p90"]
+        assert late["value"] > 0.5 == late["limit"]
+        assert read["time_to_first_token_seconds_p50"]["value"] < 0.1
+        assert read["time_to_first_token_seconds_samples"]["value"] >= 50
+        assert any("seconds_p90" in step["why"] for step in newest["steps"])
+        assert work.decided("decode") == 1

@@ -11,6 +11,7 @@ GREATEST: dict[str, int] = {
     "spec.autoscale.backoffSeconds": WEEK,
     "spec.autoscale.prefill.ttftSeconds": WEEK,
     "spec.autoscale.decode.tpotSeconds": WEEK,
+    "spec.autoscale.objective.queue.seconds": WEEK,
     "spec.autoscale.budget.total": 32_768,
     "spec.autoscale.budget.perGpu.cpu": 32_768,
     "spec.autoscale.cost.cpu": WEIGHT,

@@ -97,6 +97,7 @@ AUTOSCALE = {
         "headroom": 0.25,
     },
     "decode": {"queueUp": 9, "kvUsageUp": 0.9, "kvUsageDown": 0, "tpotSeconds": 0.05},
+    "objective": {"queue": {"percentile": 50, "seconds": 0.1}},
     "scaleUp": {"windowSeconds": 10, "maxStep": 4},
     "scaleDown": {"windowSeconds": 0, "maxStep": 0},
     "tolerance": 0,

@@ -612,6 +612,54 @@ BAD = [
         "must be less than kvUsageUp (0.2), not 0.3; lower it, or raise the scale-up threshold",
         fault_at="spec.autoscale.decode.kvUsageDown",
     ),
+    wrong(
+        "spec.autoscale.objective.ttft",
+        {"percentile": 0, "seconds": 1},
+        "must be at least 1, not 0; raise it",
+        fault_at="spec.autoscale.objective.ttft.percentile",
+    ),
+    wrong(
+        "spec.autoscale.objective.itl",
+        {"percentile": 100, "seconds": 1},
+        "must be at most 99, not 100; lower it",
+        fault_at="spec.autoscale.objective.itl.percentile",
+    ),
+    wrong(
+        "spec.autoscale.objective.itl",
+        {"percentile": 99.9, "seconds": 1},
+        "must be a whole number, not 99.9",
+        fault_at="spec.autoscale.objective.itl.percentile",
+    ),
+    wrong(
+        "spec.autoscale.objective.queue",
+        {"percentile": 90, "seconds": 0},
+        "must be more than 0, not 0",
+        fault_at="spec.autoscale.objective.queue.seconds",
+    ),
+    wrong(
+        "spec.autoscale.objective.ttft",
+        {"percentile": 90},
+        "is required; add it",
+        fault_at="spec.autoscale.objective.ttft.seconds",
+    ),
+    *(
+        InvalidObject(
+            both(
+                at(f"spec.autoscale.{old}", 0.5),
+                at(f"spec.autoscale.objective.{new}", {"seconds": 0.5}),
+            ),
+            f"spec.autoscale.{old}: says the same as objective.{new}; remove it: objective.{new} "
+            "counts, without percentile for the mean",
+            None,
+        )
+        for new, old in (("ttft", "prefill.ttftSeconds"), ("itl", "decode.tpotSeconds"))
+    ),
+    InvalidObject(
+        both(vllm(), at("spec.autoscale.objective.queue", {"seconds": 1})),
+        "spec.autoscale.objective.queue: is not measured with engine.type vllm, whose prefill "
+        "workers do not say how long a request waited; set autoscale.objective.ttft in its place",
+        None,
+    ),
     wrong("spec.autoscale.decode.kvUsageUp", 75, "must be at most 1, not 75; lower it"),
     wrong(
         "spec.autoscale.ratio",

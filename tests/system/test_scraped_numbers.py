@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pdcluster_api.plan.autoscale.values import WorkerSample
 from pdcluster_operator.scrape.page import MetricsPage, parse_page
-from pdcluster_operator.scrape.windows import worker_sample
+from pdcluster_operator.scrape.windows import latencies_since, worker_sample
 from tests.chart.helm_chart import RELEASE, named, render
 from tests.system.waiting import wait_for
 from tests.system.worker_process import SETTLE_SECONDS, WorkerProcess
@@ -131,13 +131,11 @@ def test_rates_of_a_load_are_where_it_was_served(pair, prompts, place):
         for worker in (pair.decode, pair.prefill)
     )
     after = {worker: reading(worker) for worker in before}
-    grown = {
-        name: getattr(after[pair.decode], name) - getattr(before[pair.decode], name)
-        for name in ("time_to_first_token_seconds_count", "time_per_output_token_seconds_count")
-    }
-    assert grown == {
-        "time_to_first_token_seconds_count": num_requests,
-        "time_per_output_token_seconds_count": num_requests,
+    latencies = latencies_since(after[pair.decode], before[pair.decode])
+    assert {name: each.count for name, each in latencies.items()} == {
+        "ttft": num_requests,
+        "itl": num_requests * (output_tokens - 1),
+        "queue": num_requests,
     }
     # Requests and prompts count at the ingress, wherever they are prefilled; computed tokens count
     # where they were computed.
@@ -147,12 +145,9 @@ def test_rates_of_a_load_are_where_it_was_served(pair, prompts, place):
         else None
     )
     assert ratio == pytest.approx(prompt_tokens)
-    assert (
-        prefill.request_rate,
-        prefill.prompt_token_rate,
-        prefill.time_to_first_token_seconds,
-        prefill.time_per_output_token_seconds,
-    ) == (0, 0, None, None)
+    assert (prefill.request_rate, prefill.prompt_token_rate) == (0, 0)
+    of_prefill = latencies_since(after[pair.prefill], before[pair.prefill])
+    assert not any(each.count for each in of_prefill.values())
     computing, resting = (decode, prefill) if place == "local" else (prefill, decode)
     page, old = (
         (after[pair.decode], before[pair.decode])
@@ -163,10 +158,10 @@ def test_rates_of_a_load_are_where_it_was_served(pair, prompts, place):
     assert resting.prefill_token_rate == 0
     assert computing.prefill_busy_rate is not None
     assert 0 < computing.prefill_busy_rate < 1  # seconds of the engine per second
-    assert decode.time_to_first_token_seconds is not None
-    assert decode.time_per_output_token_seconds is not None
     # seconds, of one request
-    assert 0 < decode.time_per_output_token_seconds < decode.time_to_first_token_seconds < 10
+    ttft, itl, queue = (latencies[name].mean or 0.0 for name in ("ttft", "itl", "queue"))
+    assert 0 < itl < ttft < 10
+    assert 0 <= queue < ttft
     assert 0 < after[pair.decode].engine_busy_ratio <= 1
 
 

@@ -69,7 +69,7 @@ class PrefillScalingSpec(SpecSection):
     utilization_down: Ratio = 0.40
     """The same, at which it may shrink."""
     ttft_seconds: Seconds | None = None
-    """Target for the mean time to first token in seconds; by default none."""
+    """The same as `objective.ttft` with these seconds and no percentile."""
     headroom: Ratio = 0.0
     """Share of workers kept above the measured need."""
 
@@ -90,9 +90,34 @@ class DecodeScalingSpec(SpecSection):
     kv_usage_down: Ratio = 0.30
     """The same, at which it may shrink."""
     tpot_seconds: Seconds | None = None
-    """Target for the mean time per output token in seconds; by default none."""
+    """The same as `objective.itl` with these seconds and no percentile."""
 
     RULES = (_down("queueDown", "queueUp"), _down("kvUsageDown", "kvUsageUp"))
+
+
+class LatencyObjectiveSpec(SpecSection):
+    """A latency that a role is to hold."""
+
+    seconds: Seconds
+    """Seconds over which the role grows; it shrinks only where fewer workers are expected to hold
+    them.
+    """
+    percentile: Annotated[int, Field(ge=1, le=99)] | None = None
+    """Percentile that is to hold them, such as 90; by default the mean."""
+
+
+class ObjectiveSpec(SpecSection):
+    """Latencies that the roles are to hold, as clients see them."""
+
+    ttft: LatencyObjectiveSpec | None = None
+    """Time to first token, held by prefill, or by mixed workers; by default none."""
+    itl: LatencyObjectiveSpec | None = None
+    """Time between two tokens, held by decode, or by mixed workers; by default none."""
+    queue: LatencyObjectiveSpec | None = None
+    """Part of the time to first token that a request waits for its prefill to begin, held by
+    prefill, or by mixed workers; by default none, and not with a stock engine, which does not say
+    it.
+    """
 
 
 Window = Annotated[int, Field(ge=0, le=3600)]
@@ -222,6 +247,7 @@ class AutoscaleSpec(SpecSection):
     """Scrapes in a row that a worker may miss and still count with its last numbers."""
     prefill: PrefillScalingSpec = PrefillScalingSpec()
     decode: DecodeScalingSpec = DecodeScalingSpec()
+    objective: ObjectiveSpec = ObjectiveSpec()
     scale_up: ScaleUpSpec = ScaleUpSpec()
     scale_down: ScaleDownSpec = ScaleDownSpec()
     tolerance: Ratio = 0.10
@@ -249,6 +275,25 @@ class AutoscaleSpec(SpecSection):
     """Seconds that a pod may be unschedulable before its request is given back."""
     backoff_seconds: WholeSeconds = 600
     """Seconds that a type of accelerator without room is left alone."""
+
+    @property
+    def fresh_seconds(self) -> int:
+        """Age up to which a round of scrapes counts."""
+        return (self.stale_after + 1) * self.interval_seconds
+
+    @model_validator(mode="after")
+    def _each_objective_is_given_once(self) -> Self:
+        for new, old, both in (
+            ("ttft", "prefill.ttftSeconds", (self.objective.ttft, self.prefill.ttft_seconds)),
+            ("itl", "decode.tpotSeconds", (self.objective.itl, self.decode.tpot_seconds)),
+        ):
+            if None not in both:
+                raise rule(
+                    f"says the same as objective.{new}",
+                    f"remove it: objective.{new} counts, without percentile for the mean",
+                    at=old,
+                )
+        return self
 
     @model_validator(mode="after")
     def _check(self) -> Self:

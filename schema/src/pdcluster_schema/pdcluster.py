@@ -137,6 +137,18 @@ class PDClusterSpec(SpecSection):
         return self
 
     @model_validator(mode="after")
+    def _objectives_are_measured(self) -> Self:
+        """Beside a stock engine only its own prompts that waited for no other are timed."""
+        if self.engine.is_stock and self.autoscale.objective.queue is not None:
+            raise rule(
+                f"is not measured with engine.type {self.engine.type}, whose prefill workers do "
+                "not say how long a request waited",
+                "set autoscale.objective.ttft in its place",
+                at="autoscale.objective.queue",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _engine_has_its_own_fields(self) -> Self:
         """A field of the other type of engine would look as if it held."""
         sections = {"engine": self.engine} | {

@@ -3,9 +3,11 @@ keeps its last numbers until it is stale; a restart, or another address, begins 
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from pdcluster_api.plan.autoscale.histogram import LatencyHistogram, merged
+from pdcluster_api.plan.autoscale.rules import MAX_ROUNDS
 from pdcluster_api.plan.autoscale.values import PoolSample, WorkerSample
 from pdcluster_operator.scrape.page import (
     METRICS,
@@ -35,13 +37,18 @@ def worker_sample(pod: str, now: MetricsPage, before: MetricsPage | None) -> Wor
         prompt_token_rate=grown["prompt_tokens_total"] / seconds,
         prefill_token_rate=grown["prefill_tokens_total"] / seconds,
         prefill_busy_rate=grown["prefill_seconds_total"] / seconds,
-        time_to_first_token_seconds=_mean(
-            grown["time_to_first_token_seconds_sum"], grown["time_to_first_token_seconds_count"]
-        ),
-        time_per_output_token_seconds=_mean(
-            grown["time_per_output_token_seconds_sum"], grown["time_per_output_token_seconds_count"]
-        ),
     )
+
+
+def latencies_since(now: MetricsPage, before: MetricsPage | None) -> Mapping[str, LatencyHistogram]:
+    """Return what the worker has observed since `before`, by the names of `HISTOGRAMS`."""
+    if before is None or not _is_same_process(now, before):
+        return {}
+    found = {
+        name: histogram.since(before.histograms.get(name, LatencyHistogram.empty(histogram.bounds)))
+        for name, histogram in now.histograms.items()
+    }
+    return {name: histogram for name, histogram in found.items() if histogram is not None}
 
 
 def _is_same_process(now: MetricsPage, before: MetricsPage) -> bool:
@@ -50,18 +57,13 @@ def _is_same_process(now: MetricsPage, before: MetricsPage) -> bool:
     return all(getattr(now, name) >= getattr(before, name) for name in _COUNTERS)
 
 
-def _mean(total: float, count: float) -> float | None:
-    return total / count if count > 0 else None
-
-
-MAX_ROUNDS = 30  # readers average over a few, however far apart these are
-
-
 @dataclass
 class _WorkerWindow:
     address: str
     page: MetricsPage | None = None
     sample: WorkerSample | None = None
+    # since the page before; a round without an answer has none
+    latencies: Mapping[str, LatencyHistogram] = field(default_factory=dict)
     num_misses: int = 0  # in a row, up to now
     miss: Miss | None = None  # the newest of them
     is_stale: bool = False
@@ -71,12 +73,13 @@ class _WorkerWindow:
             self._count(result.result, stale_after)
             return
         now = replace(result.result, at=result.at)
+        self.latencies = latencies_since(now, self.page)
         self.sample = worker_sample(result.target.pod, now, self.page)
         self.page, self.num_misses, self.miss, self.is_stale = now, 0, None, False
 
     def _count(self, miss: Miss, stale_after: int) -> None:
         self.num_misses += 1
-        self.miss = miss
+        self.miss, self.latencies = miss, {}
         self.is_stale = self.num_misses > stale_after
         if self.is_stale:  # a mean over the whole gap would pass for a rate of now
             self.page = self.sample = None
@@ -145,9 +148,16 @@ class Windows:
                 (place[2], worker) for place, worker in self._workers.items() if place[:2] == pool
             ]
             fresh = tuple(worker.sample for _, worker in members if worker.sample is not None)
-            rounds.append(
-                PoolSample(at, fresh, tuple(pod for pod, worker in members if worker.is_stale))
-            )
+            stale = tuple(pod for pod, worker in members if worker.is_stale)
+            rounds.append(PoolSample(at, fresh, stale, _merged(worker for _, worker in members)))
+
+
+def _merged(workers: Iterable[_WorkerWindow]) -> Mapping[str, LatencyHistogram]:
+    parts: dict[str, list[LatencyHistogram]] = {}
+    for worker in workers:
+        for name, histogram in worker.latencies.items():
+            parts.setdefault(name, []).append(histogram)
+    return {name: merged(each) for name, each in parts.items()}
 
 
 def _place(target: ScrapeTarget) -> tuple[str, str, str]:

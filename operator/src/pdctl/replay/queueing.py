@@ -70,13 +70,21 @@ class PromptBatch:
 
 @dataclass
 class PrefillPhase:
-    """engine_busy_ratio, tokens, ttft: of the last interval; ttft None = no prompt was served."""
+    """engine_busy_ratio, tokens, served: of the last interval.
+
+    served: (requests, seconds in the queue, seconds of their prefill)
+    """
 
     speeds: Speeds
     queue: deque[PromptBatch] = field(default_factory=deque)
     engine_busy_ratio: float = 0.0
     tokens: float = 0.0
-    ttft_seconds: float | None = None
+    served: list[tuple[float, float, float]] = field(default_factory=list)
+
+    @property
+    def ttft_seconds(self) -> float | None:
+        """The mean; None = no prompt was served."""
+        return _mean([(number, queue + prefill) for number, queue, prefill in self.served])
 
     @property
     def num_requests(self) -> float:
@@ -108,12 +116,9 @@ class PrefillPhase:
             done.append(part)
         self.tokens = capacity - left
         self.engine_busy_ratio = self.tokens / capacity if capacity else 0.0
-        self.ttft_seconds = _mean(
-            [
-                (batch.number, load.seconds - batch.since + batch.input_tokens / rate)
-                for batch in done
-            ]
-        )
+        self.served = [
+            (batch.number, load.seconds - batch.since, batch.input_tokens / rate) for batch in done
+        ]
         return done
 
 

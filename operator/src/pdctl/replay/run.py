@@ -11,10 +11,12 @@ from datetime import UTC, datetime, timedelta
 
 from pdcluster_api.errors import InvalidTraceError
 from pdcluster_api.plan.autoscale.decide import decide
-from pdcluster_api.plan.autoscale.rules import GRACE_ROUNDS
+from pdcluster_api.plan.autoscale.histogram import LatencyHistogram
+from pdcluster_api.plan.autoscale.rules import MAX_ROUNDS
 from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome, PoolSample, WorkerSample
 from pdcluster_api.plan.observed.state import ScalingDecision
 from pdcluster_schema.faults import Fault, InvalidObjectError
+from pdcluster_schema.latency import LATENCY_BUCKETS
 from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.workload import PoolKey
 from pdctl.replay.pools import SimulatedPool, SimulatedWorker, scale_pools
@@ -171,9 +173,8 @@ def _pool_moment(pool: SimulatedPool) -> PoolMoment:
 
 
 def _decided(scene: _Simulation, load: TraceLoad, interval: float) -> Outcome:
-    kept = scene.spec.autoscale.stale_after + GRACE_ROUNDS + 2
     for key, sample in scraped(scene.pools, scene.prefill, scene.decode, load, interval).items():
-        scene.windows.setdefault(key, deque(maxlen=kept)).append(sample)
+        scene.windows.setdefault(key, deque(maxlen=MAX_ROUNDS)).append(sample)
     now = load.seconds + interval
     clock = Clock(now, MIDNIGHT + timedelta(seconds=now))
     outcome = decide(
@@ -241,14 +242,33 @@ def scraped(
             workers = [
                 _decode(
                     _name(pool, worker),
-                    (pool, worker),
+                    worker,
                     (prefill, decode),
                     (load, seconds, num_ingress),
                 )
                 for worker in pool.ready()
             ]
-        found[pool.key] = PoolSample(now, tuple(sorted(workers, key=lambda worker: worker.pod)))
+        ordered = tuple(sorted(workers, key=lambda worker: worker.pod))
+        is_ingress = pool.role == "decode"
+        latencies = _latencies(pool, prefill, decode, num_ingress) if is_ingress else {}
+        found[pool.key] = PoolSample(now, ordered, latencies=latencies)
     return found
+
+
+def _latencies(
+    pool: SimulatedPool, prefill: PrefillPhase, decode: DecodePhase, num_ingress: int
+) -> Mapping[str, LatencyHistogram]:
+    """First tokens are shared among all decode workers alike."""
+    share = len(pool.ready()) / num_ingress if num_ingress else 0.0
+    observations = {
+        "itl": [
+            (decode.tokens.get(id(worker), 0.0), decode.step_seconds(worker, pool.speed))
+            for worker in pool.workers
+        ],
+        "ttft": [(share * number, queue + took) for number, queue, took in prefill.served],
+        "queue": [(share * number, queue) for number, queue, _ in prefill.served],
+    }
+    return {name: LatencyHistogram.of(LATENCY_BUCKETS, each) for name, each in observations.items()}
 
 
 def _name(pool: SimulatedPool, worker: SimulatedWorker) -> str:
@@ -271,11 +291,11 @@ def _prefill(pod: str, speed: float, phase: PrefillPhase) -> WorkerSample:
 
 def _decode(
     pod: str,
-    of: tuple[SimulatedPool, SimulatedWorker],
+    worker: SimulatedWorker,
     phases: tuple[PrefillPhase, DecodePhase],
     arrived: tuple[TraceLoad, float, int],
 ) -> WorkerSample:
-    (pool, worker), (prefill, decode), (load, _, num_ingress) = of, phases, arrived
+    (prefill, decode), (load, _, num_ingress) = phases, arrived
     requests = load.requests_per_second / num_ingress
     return WorkerSample(
         pod,
@@ -289,8 +309,4 @@ def _decode(
         prompt_token_rate=requests * load.input_tokens,
         prefill_token_rate=0.0,
         prefill_busy_rate=0.0,
-        time_to_first_token_seconds=prefill.ttft_seconds,
-        time_per_output_token_seconds=decode.step_seconds(worker, pool.speed)
-        if not worker.streams.is_done
-        else None,
     )

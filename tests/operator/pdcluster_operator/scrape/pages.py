@@ -10,7 +10,7 @@ def page_of(
     names = [
         name
         for name in MetricsPage.__dataclass_fields__
-        if name not in ("prompt_tokens_created", "gpu_utilization_ratio")
+        if name not in ("prompt_tokens_created", "gpu_utilization_ratio", "histograms")
     ]
     return MetricsPage(
         **{**dict.fromkeys(names, 0.0), **numbers},

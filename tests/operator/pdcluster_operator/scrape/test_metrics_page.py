@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdcluster_api.plan.autoscale.histogram import LatencyHistogram
 from pdcluster_operator.scrape.page import MetricsPage, PageError, parse_page
+from pdcluster_schema.latency import LATENCY_BUCKETS
 from tests.worker_pages import WorkerPages, changed
 
 REQUIRED = (
@@ -24,9 +26,6 @@ REQUIRED = (
     "pdcluster_prefill_seconds_total",
     "pdcluster_generation_tokens_total",
     "pdcluster_time_to_first_token_seconds_count",
-    "pdcluster_time_to_first_token_seconds_sum",
-    "pdcluster_time_per_output_token_seconds_count",
-    "pdcluster_time_per_output_token_seconds_sum",
 )
 
 
@@ -63,10 +62,45 @@ def test_page_of_a_worker_is_read():
         prefill_seconds_total=1.0,
         generation_tokens_total=40,
         time_to_first_token_seconds_count=4,
-        time_to_first_token_seconds_sum=2.0,
-        time_per_output_token_seconds_count=4,
-        time_per_output_token_seconds_sum=0.08,
+        histograms={
+            "ttft": LatencyHistogram.of(LATENCY_BUCKETS, [(4, 0.5)]),
+            "itl": LatencyHistogram.of(LATENCY_BUCKETS, [(36, 0.25)]),
+            "queue": LatencyHistogram.of(LATENCY_BUCKETS, [(1, 0.1)]),
+        },
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "reason"),
+    [
+        ('{le="+Inf"} 4.0', "", "pdcluster_time_to_first_token_seconds lacks its bucket [+]Inf"),
+        ("_sum 2.0", "", "pdcluster_time_to_first_token_seconds lacks its sum"),
+        ('{le="1.0"} 4.0', '{le="1.0"} 3.0', "counts fewer observations in a bucket than in the"),
+        ('{le="1.0"} 4.0', '{le="1.0"} NaN', "is no number: b'NaN'"),
+        ('{le="1.0"} 4.0', '{le="one"} 4.0', "le of .* is no number: b'one'"),
+        ('{le="1.0"} 4.0', '{le="0.75"} 4.0', "stands there twice"),
+        ('{le="1.0"} 4.0', '{le="-1"} 4.0', "le of .* is negative"),
+    ],
+)
+def test_page_with_a_wrong_histogram_is_refused(line: str, instead: str, reason: str):
+    name = "pdcluster_time_to_first_token_seconds"
+    full = f"{name}{'' if line.startswith('_') else '_bucket'}"
+    assert f"{full}{line}\n".encode() in PAGE
+
+    with pytest.raises(PageError, match=reason):
+        parse_page(
+            PAGE.replace(
+                f"{full}{line}\n".encode(), f"{full}{instead}\n".encode() if instead else b""
+            )
+        )
+
+
+def test_page_with_too_many_buckets_is_refused():
+    name = "pdcluster_time_to_first_token_seconds_bucket"
+    lines = "".join(f'{name}{{le="{1000 + number}"}} 4\n' for number in range(100))
+
+    with pytest.raises(PageError, match="has more than 100 buckets"):
+        parse_page(PAGE + lines.encode())
 
 
 def test_page_may_tell_of_a_gpu():
@@ -151,7 +185,7 @@ def test_page_with_labels_on_a_known_metric_is_refused():
 def test_page_of_something_else_is_refused(page: bytes):
     with pytest.raises(
         PageError,
-        match=r"it lacks pdcluster_num_requests_running and 13 more|middle of a line, after 0 "
+        match=r"it lacks pdcluster_num_requests_running and 12 more|middle of a line, after 0 "
         r"bytes",
     ):
         parse_page(page)
@@ -186,6 +220,7 @@ def test_damaged_page_gives_good_numbers_or_is_refused(data: st.DataObject):
     page = PAGE[:start] + data.draw(st.binary(max_size=20)) + PAGE[end:]
     try:
         numbers = dataclasses.asdict(parse_page(page))
+        del numbers["histograms"]
     except PageError:
         return
     assert all(value is None or (math.isfinite(value) and value >= 0) for value in numbers.values())

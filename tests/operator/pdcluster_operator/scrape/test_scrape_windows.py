@@ -1,11 +1,15 @@
 """Windows of rounds: what counts, what is stale, what is forgotten."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdcluster_api.plan.autoscale.histogram import LatencyHistogram
+from pdcluster_api.plan.autoscale.rules import MAX_ROUNDS
 from pdcluster_operator.scrape.page import Miss, Reason, ScrapeResult, ScrapeTarget
-from pdcluster_operator.scrape.windows import MAX_ROUNDS, Windows
+from pdcluster_operator.scrape.windows import Windows
 from tests.operator.pdcluster_operator.scrape.pages import page_of
 
 CHAT = ("serving", "chat")
@@ -193,3 +197,33 @@ def test_staleness_is_that_of_the_misses_in_a_row(stale_after: int, data: st.Dat
             is_stale = len(past) > stale_after and not any(recent)
             assert (f"p-{pod}" in newest.stale) == is_stale
             assert (f"p-{pod}" in [worker.pod for worker in newest.workers]) == any(recent)
+
+
+def latencies(number: float) -> dict[str, LatencyHistogram]:
+    return {"ttft": LatencyHistogram.of((0.1, 1.0), [(number, 0.5)])}
+
+
+def test_latencies_of_a_pool_count_each_request_once():
+    """Requests of a missed scrape count at the next one, and those before it not again."""
+    a, b = target("a"), target("b")
+
+    def told(at: float, who: ScrapeTarget, number: float) -> ScrapeResult:
+        return ScrapeResult(who, at, 0.01, replace(page_of(), histograms=latencies(number)))
+
+    windows = rounds_of(
+        [told(0.0, a, 3), told(0.0, b, 100)],
+        [told(5.0, a, 4), told(5.0, b, 110)],
+        [bad(10.0, a), told(10.0, b, 111)],
+        [told(15.0, a, 9), told(15.0, b, 5)],  # b was started again
+        [told(20.0, a, 9), told(20.0, b, 6)],
+    )
+
+    rounds = windows.pools()[PREFILL]
+
+    assert [sum(each.count for each in one.latencies.values()) for one in rounds] == [
+        0,
+        11,
+        1,
+        5,
+        1,
+    ]

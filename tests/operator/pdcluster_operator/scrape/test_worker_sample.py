@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from pdcluster_api.plan.autoscale.histogram import LatencyHistogram
 from pdcluster_api.plan.autoscale.values import WorkerSample
 from pdcluster_operator.scrape.page import MetricsPage, parse_page
-from pdcluster_operator.scrape.windows import worker_sample
+from pdcluster_operator.scrape.windows import latencies_since, worker_sample
+from pdcluster_schema.latency import LATENCY_BUCKETS
 from tests.operator.pdcluster_operator.scrape.pages import page_of
 from tests.worker_pages import WorkerPages
 
@@ -16,9 +18,6 @@ COUNTERS = (
     "prefill_seconds_total",
     "generation_tokens_total",
     "time_to_first_token_seconds_count",
-    "time_to_first_token_seconds_sum",
-    "time_per_output_token_seconds_count",
-    "time_per_output_token_seconds_sum",
 )
 GAUGES = {
     "num_requests_running": 1.0,
@@ -40,7 +39,7 @@ def test_sample_of_a_working_worker():
     worker = WorkerPages()
     worker.serve(requests=7, ttft_seconds=9.0)
     before = replace(parse_page(worker.text()), at=100.0)
-    worker.serve(requests=10, ttft_seconds=0.25, tpot_seconds=0.125)
+    worker.serve(requests=10, ttft_seconds=0.25, itl_seconds=0.125)
     worker.set(num_requests_running=2)
 
     sample = worker_sample("w", replace(parse_page(worker.text()), at=105.0), before)
@@ -57,30 +56,62 @@ def test_sample_of_a_working_worker():
         prompt_token_rate=200.0,
         prefill_token_rate=200.0,
         prefill_busy_rate=0.5,
-        time_to_first_token_seconds=0.25,
-        time_per_output_token_seconds=pytest.approx(0.125),
     )
+
+
+def test_latencies_are_those_since_the_page_before():
+    worker = WorkerPages()
+    worker.serve(requests=7, ttft_seconds=9.0)
+    before = replace(parse_page(worker.text()), at=100.0)
+    worker.serve(requests=10, ttft_seconds=0.25, itl_seconds=0.125)
+    now = replace(parse_page(worker.text()), at=105.0)
+
+    found = latencies_since(now, before)
+
+    assert found["ttft"] == LatencyHistogram.of(LATENCY_BUCKETS, [(10, 0.25)])
+    assert found["itl"] == LatencyHistogram.of(LATENCY_BUCKETS, [(90, 0.125)])
+    assert found["queue"].count == 0
+    assert latencies_since(now, None) == {}
+
+
+def test_queue_is_on_the_page_from_its_first_request_on():
+    some = LatencyHistogram.of(LATENCY_BUCKETS, [(2, 0.25)])
+    now = replace(reading(10.0), histograms={"queue": some})
+
+    assert latencies_since(now, reading(5.0)) == {"queue": some}
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        {"at": 10.0, "prompt_tokens_created": 2.0},  # another life
+        {"at": 10.0, "histograms": {"ttft": LatencyHistogram.of((0.1,), [(9, 0.05)])}},
+        {"at": 10.0, "histograms": {"ttft": LatencyHistogram.of((0.1, 0.2), [(9, 0.15)])}},
+    ],
+)
+def test_latencies_of_another_life_begin_again(after: dict[str, object]):
+    """Also a bucket that counts fewer than before, and other buckets."""
+    then = {"ttft": LatencyHistogram.of((0.1, 0.2), [(5, 0.05)])}
+    before = replace(reading(5.0), histograms=then)
+
+    assert latencies_since(replace(before, **after), before) == {}
 
 
 def test_first_sample_has_no_rates():
     assert worker_sample("w", reading(5.0, prompt_tokens_total=50), None) == UNKNOWN
 
 
-def test_idle_worker_has_rates_of_zero_and_no_latency():
+def test_idle_worker_has_rates_of_zero():
     sample = worker_sample(
         "w",
-        reading(10.0, time_to_first_token_seconds_count=3, time_to_first_token_seconds_sum=9),
-        reading(5.0, time_to_first_token_seconds_count=3, time_to_first_token_seconds_sum=9),
+        reading(10.0, time_to_first_token_seconds_count=3),
+        reading(5.0, time_to_first_token_seconds_count=3),
     )
 
     assert (sample.request_rate, sample.prompt_token_rate, sample.prefill_busy_rate) == (
         0.0,
         0.0,
         0.0,
-    )
-    assert (sample.time_to_first_token_seconds, sample.time_per_output_token_seconds) == (
-        None,
-        None,
     )
 
 

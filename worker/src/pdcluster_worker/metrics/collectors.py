@@ -11,14 +11,10 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from pdcluster_schema.latency import LATENCY_BUCKETS
 from pdcluster_worker.system.nvidia import GpuUse
 
 CollectorT = TypeVar("CollectorT")
-
-SECONDS = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
-    *(1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0),
-)
 
 
 class TokenHistogram(Collector):
@@ -96,14 +92,14 @@ def gauge(text: str, *labels: str) -> Gauge:
     return declared(lambda name, registry: Gauge(name, text, labels, registry=registry))
 
 
-def histogram(text: str, *labels: str, buckets: Sequence[float] = SECONDS) -> Histogram:
+def histogram(text: str, *labels: str, buckets: Sequence[float] = LATENCY_BUCKETS) -> Histogram:
     return declared(
         lambda name, registry: Histogram(name, text, labels, registry=registry, buckets=buckets)
     )
 
 
 def token_histogram(text: str) -> TokenHistogram:
-    return declared(lambda name, registry: TokenHistogram(name, text, registry, SECONDS))
+    return declared(lambda name, registry: TokenHistogram(name, text, registry, LATENCY_BUCKETS))
 
 
 def counter(text: str, *labels: str, first: Iterable[str | tuple[str, ...]] = ()) -> Counter:

@@ -15,6 +15,8 @@ from pdcluster_api.plan.autoscale.base import (
     conflict,
     probe_capacity,
 )
+from pdcluster_api.plan.autoscale.latency import Correction, MeasuredLatency, learned
+from pdcluster_api.plan.autoscale.objectives import latencies_of
 from pdcluster_api.plan.autoscale.pools import (
     Budget,
     Pool,
@@ -77,7 +79,7 @@ def decide(
     undeclared = [each for each in facts if each.key not in declared]
     base, budget = base_of(pools, Budget.of(spec.autoscale.budget, undeclared, pools), trace)
     recommendations, memory = _recommendations(
-        spec, pools, base, (totals, memory, clock.now), trace
+        spec, pools, base, (totals, windows, memory, clock.now), trace
     )
     memory = replace(memory, backoff=backoff)
     ratio = spec.autoscale.ratio
@@ -95,10 +97,9 @@ def decide(
 def _totals(
     spec: AutoscaleSpec, facts: Iterable[PoolFacts], windows: Windows, now: float
 ) -> dict[PoolKey, Totals]:
-    seconds = (spec.stale_after + 1) * spec.interval_seconds
     found = ((each, windows.get(each.key, ())) for each in facts)
     return {
-        each.key: read_pool(each, window, fresh_rounds(window, now, seconds))
+        each.key: read_pool(each, window, fresh_rounds(window, now, spec.fresh_seconds))
         for each, window in found
     }
 
@@ -151,10 +152,10 @@ def _recommendations(
     spec: PDClusterSpec,
     pools: Sequence[Pool],
     base: Vector,
-    seen: tuple[Mapping[PoolKey, Totals], Memory, float],
+    seen: tuple[Mapping[PoolKey, Totals], Windows, Memory, float],
     trace: DecisionTrace,
 ) -> tuple[Mapping[str, int], Memory]:
-    totals, memory, now = seen
+    totals, windows, memory, now = seen
     of_role = {
         role: together(totals.get(pool.key, Totals()) for pool in pools if pool.role == role)
         for role in spec.roles.computing()
@@ -162,8 +163,10 @@ def _recommendations(
     is_asleep = not any(base.values())
     recommendations: dict[str, int] = {}
     remembered, sizes, advised = {}, {}, {}
+    corrections = dict(memory.corrections)
     for name, own in of_role.items():
-        role = _role(spec, name, pools, base, (own, of_role[spec.decode_role]))
+        latencies = _latencies(spec, name, (own, windows, now), corrections)
+        role = _role(spec, name, pools, base, (own, of_role[spec.decode_role], latencies))
         requested = sizes[name] = role.requested
         recommended = Recommendation(requested)
         if not is_asleep:
@@ -189,7 +192,34 @@ def _recommendations(
         recommendations[name] = max(workers, 0 if is_asleep else 1)
         why = "no role serves without the other"
         trace.step(rules.NEVER_ALONE, name, (workers, recommendations[name]), why)
-    return recommendations, Memory(remembered, sizes, at=now, advised=advised)
+    return recommendations, Memory(
+        remembered, sizes, at=now, advised=advised, corrections=corrections
+    )
+
+
+def _latencies(
+    spec: PDClusterSpec,
+    role: str,
+    seen: tuple[Totals, Windows, float],
+    corrections: dict[tuple[str, str], Correction],
+) -> list[MeasuredLatency]:
+    """Latencies of a role, corrected by what is learned of them: `corrections` are brought up to
+    date.
+    """
+    own, windows, now = seen
+    of_roles = [
+        [rounds for (each, _), rounds in windows.items() if each == name]
+        for name in (role, spec.decode_role)
+    ]
+    fresh = now - spec.autoscale.fresh_seconds
+    found = []
+    for latency in latencies_of(role, spec.autoscale, (of_roles[0], of_roles[1]), own, fresh):
+        key = role, latency.kind
+        past = learned(corrections.pop(key, None), latency, own.workers, own.settled)
+        if past is not None:
+            corrections[key] = past
+        found.append(latency if past is None else replace(latency, factor=past.factor))
+    return found
 
 
 def _role(
@@ -197,10 +227,10 @@ def _role(
     name: str,
     pools: Sequence[Pool],
     base: Vector,
-    totals: tuple[Totals, Totals],
+    seen: tuple[Totals, Totals, Sequence[MeasuredLatency]],
 ) -> RoleState:
-    """totals: of the role, and of the one that answers HTTP"""
-    own, ingress = totals
+    """seen: totals of the role, and of the one that answers HTTP; latencies of the role"""
+    own, ingress, latencies = seen
     mine = [pool for pool in pools if pool.role == name]
     tops = (
         min(pool.facts.unschedulable_top, base[pool.key] - pool.low) - pool.released
@@ -212,7 +242,7 @@ def _role(
         ready=num_ready_left(mine, base),
         top=sum(max(0, top) for top in tops),
         lost=sum(pool.lost for pool in mine),
-        signals=signals_of(name, own, ingress, spec.autoscale),
+        signals=signals_of(name, own, ingress, spec.autoscale, latencies),
         workers=own.workers,
         silent=own.missing,
         missing=own.missing + (0 if ingress is own else ingress.missing),
@@ -223,7 +253,10 @@ def _role(
 def _recommend(
     spec: PDClusterSpec, role: RoleState, own: Totals, trace: DecisionTrace
 ) -> Recommendation:
-    trace.inputs += [signal.input(role.name) for signal in role.signals]
+    for signal in role.signals:
+        trace.inputs.append(signal.input(role.name))
+        if signal.latency is not None:
+            trace.inputs += signal.latency.inputs(role.name)
     if role.signals:
         numbers = {"ready_workers": own.workers, "settled_workers": own.settled}
         trace.inputs += [

@@ -22,6 +22,10 @@ POOL: Final = "pool"  # which pool of a role grows or shrinks
 # decode worker as many intervals
 GRACE_ROUNDS: Final = 3
 
+# Rounds of scrapes that are kept: gauges are means over the last few, percentiles of as many as it
+# takes for enough samples
+MAX_ROUNDS: Final = 60
+
 # Multiple of its settled workers that a role may ask for because of a queue or a latency, which can
 # be any number of times its threshold
 MAX_GROWTH: Final = 2.0
@@ -29,3 +33,12 @@ MAX_GROWTH: Final = 2.0
 # A queue that falls under its threshold this soon asks for no worker: its source's three intervals
 # of 30 s
 WORK_OFF_SECONDS: Final = 90.0
+
+# Samples that a percentile wants: so many in all, and so many that are expected to be above it
+LEAST_SAMPLES: Final = 20
+LEAST_ABOVE: Final = 5
+
+# Of the factor by which predicted latencies are corrected: how many times it may be wrong, and what
+# the newest observation weighs
+CORRECTION_LIMIT: Final = 2.0
+CORRECTION_WEIGHT: Final = 0.5

@@ -1,6 +1,6 @@
 """Recommend a size by the need of a role, and hold it for a window. N/(N-1) as in Dynamo's planner,
-turned round: how many workers must stay, if the busiest one's load is spread. Missing numbers never
-change a size.
+turned round: how many workers must stay, if the busiest one's load is spread; of a latency, by
+what fewer workers would make of it. Missing numbers never change a size.
 """
 
 import math
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pdcluster_api.plan.autoscale import rules
+from pdcluster_api.plan.autoscale.latency import MeasuredLatency
 from pdcluster_api.plan.autoscale.signals import Signal, being_worked_off, ceil_workers
 from pdcluster_api.plan.autoscale.values import DecisionTrace, Memory, short
 from pdcluster_api.plan.observed.state import DecisionStep
@@ -75,6 +76,9 @@ def recommend(role: RoleState, tolerance: float) -> Recommendation:
     if under and role.missing:
         why = f"{role.missing} ready workers give no numbers that can be used: none is taken away"
         return _held(role, rules.METRICS, why)
+    thin = [each.latency for each in role.signals if each.latency and each.latency.is_thin]
+    if under and thin:
+        return _held(role, rules.METRICS, ", ".join(map(_thin_text, thin)))
     if under and all(signal.is_under(tolerance) for signal in role.signals):
         return _shrinkage(role, tight)
     near = [
@@ -86,6 +90,13 @@ def recommend(role: RoleState, tolerance: float) -> Recommendation:
         return Recommendation(role.requested)
     why = f"{_describe(near)}, but within {tolerance:.0%} of its threshold"
     return _held(role, rules.TOLERANCE, why)
+
+
+def _thin_text(latency: MeasuredLatency) -> str:
+    return (
+        f"{latency.name} has {short(latency.observed.count)} of {latency.least_samples} samples: "
+        "none is taken away"
+    )
 
 
 def _recommend_without_ready(role: RoleState) -> Recommendation:
@@ -143,20 +154,39 @@ def _shrinkage(role: RoleState, tight: Signal | None) -> Recommendation:
     )
     steps = [DecisionStep(rules.NEED, role.name, role.requested, plain, why)]
     if goal > plain:
-        load = busiest.peak * role.workers / (safe - 1)
-        text = (
-            f"{busiest.name} of the busiest worker with fewer than {safe}: {short(busiest.peak)} x "
-            f"{role.workers} / {safe - 1} = {short(load)} is not under {short(busiest.up)}"
-        )
+        text = _unsafe_text(busiest, role.workers, safe - 1)
         steps.append(DecisionStep(rules.SAFETY, role.name, plain, goal, text))
     return Recommendation(goal, tuple(steps))
 
 
 def safe_workers(signal: Signal, workers: int) -> int:
     """The fewest workers that keep the busiest under its scale-up threshold, if load is spread
-    again: Dynamo's planner checks peak * N / (N-1) for a step from N to N-1.
+    again: Dynamo's planner checks peak * N / (N-1) for a step from N to N-1.  Of a latency, the
+    fewest with which it is expected to hold its objective.
     """
-    return min(workers, math.floor(signal.peak * workers / signal.up + 1e-9) + 1)
+    if signal.latency is None:
+        return min(workers, math.floor(signal.peak * workers / signal.up + 1e-9) + 1)
+    stay = workers
+    while stay > 1 and signal.latency.predicted(workers / (stay - 1)) <= signal.up:
+        stay -= 1
+    return stay
+
+
+def _unsafe_text(busiest: Signal, workers: int, fewer: int) -> str:
+    """fewer: workers that are too few."""
+    latency = busiest.latency
+    if latency is None:
+        load = busiest.peak * workers / fewer
+        return (
+            f"{busiest.name} of the busiest worker with fewer than {fewer + 1}: "
+            f"{short(busiest.peak)} x {workers} / {fewer} = {short(load)} is not under "
+            f"{short(busiest.up)}"
+        )
+    return (
+        f"{busiest.name} {short(latency.seconds)}, {short(latency.queue)} of it in the queue, with "
+        f"{fewer} of {workers} workers: {short(latency.predicted(workers / fewer))} expected, over "
+        f"{short(busiest.up)}"
+    )
 
 
 def _least(role: RoleState, stay: int) -> int:
@@ -245,7 +275,7 @@ def stabilize_advice(
 
 
 def is_same(memory: Memory, role: str, requested: int, spec: AutoscaleSpec, now: float) -> bool:
-    gap = max(_LEAST_GAP_SECONDS, (spec.stale_after + 1) * spec.interval_seconds)
+    gap = max(_LEAST_GAP_SECONDS, spec.fresh_seconds)
     return memory.sizes.get(role) == requested and now - gap <= memory.at <= now
 
 

@@ -4,10 +4,11 @@ role grows when one is over its scale-up threshold, and shrinks when all are und
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pdcluster_api.plan.autoscale.latency import MeasuredLatency
 from pdcluster_api.plan.autoscale.rules import MAX_GROWTH, WORK_OFF_SECONDS
-from pdcluster_api.plan.autoscale.totals import Totals, mean_latency
+from pdcluster_api.plan.autoscale.totals import Totals
 from pdcluster_api.plan.autoscale.values import short
 from pdcluster_api.plan.observed.state import DecisionInput
 from pdcluster_schema.autoscale import AutoscaleSpec, DecodeScalingSpec, PrefillScalingSpec
@@ -29,6 +30,7 @@ class Signal:
     is_load: bool = False  # whether `need` holds at any value, or only over the threshold
     is_share: bool = False  # whether it cannot be more than 1
     falls: float = 0.0  # of a queue, requests fewer in a second
+    latency: MeasuredLatency | None = None  # that it judges; None = it is no objective
 
     def is_over(self, tolerance: float = 0.0) -> bool:
         """Over the scale-up threshold plus the tolerance, which for a share stays below 1."""
@@ -58,16 +60,28 @@ class Signal:
         return DecisionInput(role, self.name, value, round(self.up, 4))
 
 
-def signals_of(role: str, own: Totals, ingress: Totals, spec: AutoscaleSpec) -> tuple[Signal, ...]:
+def signals_of(
+    role: str,
+    own: Totals,
+    ingress: Totals,
+    spec: AutoscaleSpec,
+    latencies: Sequence[MeasuredLatency] = (),
+) -> tuple[Signal, ...]:
     """ingress: totals of the workers that answer HTTP: `own`, unless the role is prefill"""
     if own.workers == 0:
         return ()
-    if role == "prefill":
-        return tuple(_prefill(own, ingress, spec.prefill))
-    return tuple(_decode(own, spec.decode))
+    judged = {each.kind: each for each in latencies}
+    found = (
+        _prefill(own, ingress, spec.prefill, judged.get("ttft"))
+        if role == "prefill"
+        else _decode(own, spec.decode)
+    )
+    return (*found, *(_objective(each, own) for each in latencies))
 
 
-def _prefill(own: Totals, ingress: Totals, spec: PrefillScalingSpec) -> Iterator[Signal]:
+def _prefill(
+    own: Totals, ingress: Totals, spec: PrefillScalingSpec, ttft: MeasuredLatency | None
+) -> Iterator[Signal]:
     requests = own.prefill_queue_requests + ingress.prefill_queue_requests
     change = own.prefill_queue_requests_change + ingress.prefill_queue_requests_change
     queue, limits = (requests, change), (spec.queue_up, spec.queue_down)
@@ -80,11 +94,7 @@ def _prefill(own: Totals, ingress: Totals, spec: PrefillScalingSpec) -> Iterator
         tokens = own.prefill_queue_tokens + ingress.prefill_queue_tokens
         seconds = None if speed is None else tokens / (speed * own.workers)
         yield _latency("prefill_backlog_seconds", seconds, spec.backlog_up_seconds, own)
-    if spec.ttft_seconds is None:
-        return
-    ttft = mean_latency(ingress.time_to_first_token)
-    yield _latency("time_to_first_token_seconds", ttft, spec.ttft_seconds, own)
-    demand = prefill_demand(own, ingress, ttft)
+    demand = None if ttft is None else prefill_demand(own, ingress, ttft.observed.mean)
     if demand is not None:
         text = f"{short(demand)} workers' worth of prompts at {short(speed)} tokens/s"
         yield Signal(
@@ -105,19 +115,19 @@ def _decode(own: Totals, spec: DecodeScalingSpec) -> Iterator[Signal]:
     usage = own.kv_cache_usage, own.peak_kv_cache_usage
     limits = spec.kv_usage_up, spec.kv_usage_down
     yield _share("kv_cache_usage_ratio", usage, limits, own.workers)
-    if spec.tpot_seconds is not None:
-        tpot, target = mean_latency(own.time_per_output_token), spec.tpot_seconds
-        need = 0.0 if tpot is None else decode_need(own.workers, tpot, target)
-        yield Signal(
-            name="time_per_output_token_seconds",
-            value=tpot,
-            up=target,
-            down=None,
-            need=need,
-            sum=_times(own.workers, tpot, target, need),
-            peak=tpot or 0.0,
-            is_load=True,
-        )
+
+
+def _objective(latency: MeasuredLatency, own: Totals) -> Signal:
+    seconds, target = latency.seconds, latency.objective.seconds
+    if latency.kind != "itl":
+        return replace(_latency(latency.name, seconds, target, own), latency=latency)
+    # each worker's steps are faster with fewer streams, so it is a load at any value
+    need = 0.0 if seconds is None else decode_need(own.workers, seconds, target)
+    text = _times(own.workers, seconds, target, need)
+    peak = seconds or 0.0
+    return Signal(
+        latency.name, seconds, target, None, need, text, peak, is_load=True, latency=latency
+    )
 
 
 def _queue(

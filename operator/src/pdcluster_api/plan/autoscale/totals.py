@@ -4,7 +4,7 @@ counts.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pdcluster_api.plan.autoscale import rules
@@ -25,7 +25,6 @@ class Totals:
     peak_*:          the greatest mean ratio of one worker
     *_change:        growth of the two queues per second, as far as the same workers hold them;
                      negative = they fall
-    time_*:          (seconds, requests per second or 0 where unknown) of each worker that has one
     Rates are per second; None = not known of any worker.
     """
 
@@ -47,8 +46,6 @@ class Totals:
     prompt_token_rate: float | None = None
     prefill_token_rate: float | None = None
     prefill_busy_rate: float | None = None
-    time_to_first_token: list[tuple[float, float]] = field(default_factory=list)
-    time_per_output_token: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def workers(self) -> int:
@@ -79,17 +76,11 @@ def _sum_known(values: Sequence[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _joined(values: Sequence[list[tuple[float, float]]]) -> list[tuple[float, float]]:
-    return [pair for pairs in values for pair in pairs]
-
-
 # How a field of several pools together is made; the others are added
 _MERGED: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     "peak_utilization": max,
     "peak_kv_cache_usage": max,
     "has_gpu": any,
-    "time_to_first_token": _joined,
-    "time_per_output_token": _joined,
     **dict.fromkeys(_RATES, _sum_known),
 }
 
@@ -228,11 +219,6 @@ def _add(totals: Totals, worker: WorkerSample, num_rounds: int) -> None:
     totals.num_requests_waiting += worker.num_requests_waiting / num_rounds
     totals.utilization += _utilization(worker) / num_rounds
     totals.kv_cache_usage += worker.kv_cache_usage_ratio / num_rounds
-    weight = _known(worker.request_rate) or 0.0
-    if (seconds := _known(worker.time_to_first_token_seconds)) is not None:
-        totals.time_to_first_token.append((seconds, weight))
-    if (seconds := _known(worker.time_per_output_token_seconds)) is not None:
-        totals.time_per_output_token.append((seconds, weight))
 
 
 def _add_rates(totals: Totals, workers: Sequence[WorkerSample]) -> None:
@@ -253,17 +239,3 @@ def together(parts: Iterable[Totals]) -> Totals:
     return Totals(
         **{name: _MERGED.get(name, sum)([getattr(part, name) for part in every]) for name in names}
     )
-
-
-def mean_latency(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """The mean of (seconds, weight), all alike where no weight is known; None = there are none.
-
-    >>> mean_latency([(0.25, 3.0), (0.75, 1.0)])
-    0.375
-    """
-    if not pairs:
-        return None
-    weight = sum(each for _, each in pairs)
-    if weight <= 0.0:
-        return sum(seconds for seconds, _ in pairs) / len(pairs)
-    return sum(seconds * each for seconds, each in pairs) / weight

@@ -7,6 +7,8 @@ from datetime import datetime
 from functools import cached_property
 from typing import NamedTuple
 
+from pdcluster_api.plan.autoscale.histogram import LatencyHistogram
+from pdcluster_api.plan.autoscale.latency import Correction
 from pdcluster_api.plan.observed.state import DecisionInput, DecisionStep, Problem, ScalingDecision
 from pdcluster_schema.workload import PoolKey
 
@@ -26,9 +28,8 @@ def short(value: float | None) -> str:
 class WorkerSample:
     """Numbers of one worker from one scrape, under the names of its metrics.
 
-    Gauges are values of that moment.  Rates are per second and latencies are means in seconds, both
-    over the time since the worker's scrape before; None = not known: its first scrape, a counter
-    that went back (a restart), or no event to count.
+    Gauges are values of that moment.  Rates are per second over the time since the worker's scrape
+    before; None = not known: its first scrape, or a counter that went back (a restart).
     prefill_queue_*:       its own part of the prefill queue
     """
 
@@ -45,8 +46,6 @@ class WorkerSample:
     prompt_token_rate: float | None = None
     prefill_token_rate: float | None = None
     prefill_busy_rate: float | None = None
-    time_to_first_token_seconds: float | None = None
-    time_per_output_token_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,8 @@ class PoolSample:
     workers: tuple[WorkerSample, ...] = ()  # fresh numbers, by pod name in order
     # ready pods that have not answered with good numbers for too many rounds
     stale: tuple[str, ...] = ()
+    # what all its workers observed since the round before: `ttft`, `itl` and `queue`
+    latencies: Mapping[str, LatencyHistogram] = field(default_factory=dict)
 
 
 # Rounds of the last seconds of every pool, the oldest first
@@ -163,6 +164,8 @@ class Memory:
     # with mode Advise, recommendations to scale up within the scale-down window, without those that
     # a later one reached
     advised: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
+    # by role and kind of latency
+    corrections: Mapping[tuple[str, str], Correction] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pdcluster_api.plan.autoscale.histogram import LatencyHistogram
 from pdcluster_api.plan.autoscale.values import Memory, Outcome, PoolFacts, PoolSample, WorkerSample
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     CALM,
@@ -51,9 +52,18 @@ def facts(role: str, name: str) -> st.SearchStrategy[PoolFacts]:
     )
 
 
-WORKERS = st.builds(WorkerSample, st.sampled_from("abc"), *[NUMBERS] * 6, *[MAYBE] * 7)
+WORKERS = st.builds(WorkerSample, st.sampled_from("abc"), *[NUMBERS] * 6, *[MAYBE] * 5)
+OBSERVATIONS = st.lists(st.tuples(st.floats(0.0, 1e9), st.floats(0.0, 1e6)), max_size=5)
+LATENCIES = st.dictionaries(
+    st.sampled_from(["ttft", "itl", "queue"]),
+    st.builds(LatencyHistogram.of, st.sampled_from([(), (0.1, 1.0), (0.2, 1.0)]), OBSERVATIONS),
+)
 SAMPLES = st.builds(
-    PoolSample, TIMES, st.lists(WORKERS, max_size=3).map(tuple), st.sampled_from([(), ("d",)])
+    PoolSample,
+    TIMES,
+    st.lists(WORKERS, max_size=3).map(tuple),
+    st.sampled_from([(), ("d",)]),
+    LATENCIES,
 )
 WINDOW = st.lists(SAMPLES, max_size=4).map(
     lambda found: sorted(found, key=lambda sample: sample.at)
@@ -76,8 +86,12 @@ SPEC = make_spec(
     ratio={"min": 0.5, "max": 1.5},
     budget={"total": 14},
     lines={
-        "prefill": {"ttftSeconds": 0.5, "backlogUpSeconds": 1.0, "headroom": 0.2},
-        "decode": {"tpotSeconds": 0.05},
+        "prefill": {"backlogUpSeconds": 1.0, "headroom": 0.2},
+        "objective": {
+            "ttft": {"seconds": 0.5, "percentile": 90},
+            "queue": {"seconds": 0.1, "percentile": 50},
+            "itl": {"seconds": 0.05},
+        },
     },
 )
 NONE_BUT_PODS_THAT_HOLD_THE_BUDGET = (

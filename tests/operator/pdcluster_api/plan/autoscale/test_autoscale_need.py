@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pdcluster_api.plan.autoscale import rules
+from pdcluster_api.plan.autoscale.histogram import LatencyHistogram
 from pdcluster_api.plan.autoscale.signals import decode_need, prefill_need
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     CALM,
@@ -16,6 +17,7 @@ from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     agreed,
     facts_of,
     make_spec,
+    observed,
     pool,
     rules_of,
     run,
@@ -248,38 +250,22 @@ def test_headroom_is_not_given_up_when_a_role_shrinks():
     assert agreed(spec, prefill=idle(engine_busy_ratio=0.32)).decision.replicas[P] == 6
 
 
-def test_prefill_grows_to_keep_its_latency_target():
+def first_tokens(seconds: float) -> dict[str, dict[str, LatencyHistogram]]:
+    return {"decode": {"ttft": observed((10, seconds))}}
+
+
+@pytest.mark.parametrize(("seconds", "workers"), [(0.6, 6), (4.0, 8), (0.42, 4)])
+def test_prefill_grows_to_keep_its_latency_target(seconds: float, workers: int):
     spec = make_spec(lines={"prefill": {"ttftSeconds": 0.4}})
 
-    assert (
-        see(spec, decode=calm(time_to_first_token_seconds=0.6, request_rate=1.0)).decision.replicas[
-            P
-        ]
-        == 6
-    )
-    assert (
-        see(spec, decode=calm(time_to_first_token_seconds=4.0, request_rate=1.0)).decision.replicas[
-            P
-        ]
-        == 8
-    )
-    assert (
-        see(
-            spec, decode=calm(time_to_first_token_seconds=0.42, request_rate=1.0)
-        ).decision.replicas[P]
-        == 4
-    )
+    assert see(spec, latencies=first_tokens(seconds)).decision.replicas[P] == workers
 
 
 def test_a_latency_over_its_target_forbids_to_shrink():
     spec = make_spec(lines={"prefill": {"ttftSeconds": 0.4}})
 
-    late = agreed(
-        spec, prefill=IDLE, decode=calm(time_to_first_token_seconds=0.41, request_rate=1.0)
-    )
-    early = agreed(
-        spec, prefill=IDLE, decode=calm(time_to_first_token_seconds=0.2, request_rate=1.0)
-    )
+    late = agreed(spec, prefill=IDLE, latencies=first_tokens(0.41))
+    early = agreed(spec, prefill=IDLE, latencies=first_tokens(0.2))
 
     assert (late.decision.replicas[P], early.decision.replicas[P]) == (4, 3)
 
@@ -295,10 +281,9 @@ def test_the_demand_of_prompts_is_the_least_that_prefill_shrinks_to():
         request_rate=10.0,
         prompt_token_rate=10_000.0,
         prefill_token_rate=1000.0,
-        time_to_first_token_seconds=0.5,
     )
 
-    outcome = agreed(spec, prefill=prefill, decode=decode)
+    outcome = agreed(spec, prefill=prefill, decode=decode, latencies=first_tokens(0.5))
 
     # 40000 tokens per second, three quarters of them remote, 10000 per worker
     assert outcome.decision.replicas[P] == 3
@@ -307,9 +292,12 @@ def test_the_demand_of_prompts_is_the_least_that_prefill_shrinks_to():
 def test_decode_grows_to_keep_its_latency_target():
     spec = make_spec(decode=[pool(8)], lines={"decode": {"tpotSeconds": 0.05}})
 
-    assert see(spec, decode=calm(time_per_output_token_seconds=0.06)).decision.replicas[D] == 10
-    assert see(spec, decode=calm(time_per_output_token_seconds=0.5)).decision.replicas[D] == 16
-    assert agreed(spec, decode=idle(time_per_output_token_seconds=0.045)).decision.replicas[D] == 8
+    def gaps(seconds: float) -> dict[str, dict[str, LatencyHistogram]]:
+        return {"decode": {"itl": observed((100, seconds))}}
+
+    assert see(spec, latencies=gaps(0.06)).decision.replicas[D] == 10
+    assert see(spec, latencies=gaps(0.5)).decision.replicas[D] == 16
+    assert agreed(spec, decode=IDLE, latencies=gaps(0.045)).decision.replicas[D] == 8
 
 
 def test_the_correction_of_the_planner_that_is_adopted():

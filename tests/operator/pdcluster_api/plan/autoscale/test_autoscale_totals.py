@@ -108,7 +108,6 @@ def test_of_a_worker_that_drains_only_its_part_of_the_prefill_queue_counts():
         kv_cache_usage_ratio=1.0,
         engine_busy_ratio=1.0,
         request_rate=7.0,
-        time_to_first_token_seconds=9.0,
     )
     rounds = [
         PoolSample(
@@ -131,7 +130,7 @@ def test_of_a_worker_that_drains_only_its_part_of_the_prefill_queue_counts():
         totals.peak_kv_cache_usage,
         totals.peak_utilization,
     ) == (0.0, 0.0, 0.0, 0.0, 0.0)
-    assert (totals.request_rate, totals.time_to_first_token) == (None, [])
+    assert totals.request_rate is None
 
 
 def test_a_queue_falls_by_what_the_same_workers_have_less_of():
@@ -182,7 +181,6 @@ def test_pools_together_are_their_sums():
                     "a",
                     engine_busy_ratio=0.5,
                     prompt_token_rate=10.0,
-                    time_to_first_token_seconds=1.0,
                 ),
             ),
         ),
@@ -195,7 +193,6 @@ def test_pools_together_are_their_sums():
     assert (whole.reporting, whole.missing, whole.peak_utilization) == (2, 1, 0.5)
     assert whole.utilization == pytest.approx(0.8)
     assert whole.prompt_token_rate == 10.0
-    assert whole.time_to_first_token == [(1.0, 0.0)]
 
 
 def test_a_worker_that_is_gone_counts_no_more():

@@ -9,6 +9,7 @@ from typing import Any
 
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.decide import decide
+from pdcluster_api.plan.autoscale.histogram import LatencyHistogram
 from pdcluster_api.plan.autoscale.values import (
     Clock,
     Memory,
@@ -19,6 +20,7 @@ from pdcluster_api.plan.autoscale.values import (
     WorkerSample,
 )
 from pdcluster_api.plan.observed.state import DecisionStep, ScalingDecision
+from pdcluster_schema.latency import LATENCY_BUCKETS
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.workload import PoolKey
@@ -116,11 +118,24 @@ def samples_of(
     return tuple(replace(worker, pod=name) for name in names)
 
 
+Latencies = Mapping[str, LatencyHistogram]
+
+
+def observed(*requests: tuple[float, float]) -> LatencyHistogram:
+    """requests: (number, seconds of each)"""
+    return LatencyHistogram.of(LATENCY_BUCKETS, requests)
+
+
 def windows_of(
-    facts: Sequence[PoolFacts], *, now: float = NOW, rounds: int = 4, **workers: WorkerSample
+    facts: Sequence[PoolFacts],
+    *,
+    now: float = NOW,
+    rounds: int = 4,
+    latencies: Mapping[str, Latencies] | None = None,
+    **workers: WorkerSample,
 ) -> dict[PoolKey, list[PoolSample]]:
     """Some equal rounds of every pool, five seconds apart.  workers: by role or `role_pool`, else
-    CALM.
+    CALM; latencies: of each round, by role.
     """
     return {
         each.key: [
@@ -129,6 +144,7 @@ def windows_of(
                 samples_of(
                     each, workers.get(f"{each.role}_{each.pool}") or workers.get(each.role) or CALM
                 ),
+                latencies=(latencies or {}).get(each.role, {}),
             )
             for back in reversed(range(rounds))
         ]
@@ -157,11 +173,12 @@ def see(
     spec: PDClusterSpec,
     facts: Sequence[PoolFacts] | None = None,
     memory: Memory | None = None,
+    latencies: Mapping[str, Latencies] | None = None,
     **workers: WorkerSample,
 ) -> Outcome:
-    """One decision on workers that all show the same.  workers: as in `windows_of`."""
+    """One decision on workers that all show the same.  workers, latencies: as in `windows_of`."""
     facts = facts_of(spec) if facts is None else facts
-    return run(spec, facts, windows_of(facts, **workers), memory)
+    return run(spec, facts, windows_of(facts, latencies=latencies, **workers), memory)
 
 
 def agreed(
@@ -169,15 +186,18 @@ def agreed(
     facts: Sequence[PoolFacts] | None = None,
     *,
     seconds: float = 300.0,
+    latencies: Mapping[str, Latencies] | None = None,
     **workers: WorkerSample,
 ) -> Outcome:
     """The decision after so many seconds in which all stayed the same."""
     facts = facts_of(spec) if facts is None else facts
     memory, now = Memory(), NOW
-    while now < NOW + seconds:
-        memory = run(spec, facts, windows_of(facts, now=now, **workers), memory, now=now).memory
-        now += 5.0
-    return run(spec, facts, windows_of(facts, now=now, **workers), memory, now=now)
+    while True:
+        windows = windows_of(facts, now=now, latencies=latencies, **workers)
+        outcome = run(spec, facts, windows, memory, now=now)
+        if now >= NOW + seconds:
+            return outcome
+        memory, now = outcome.memory, now + 5.0
 
 
 def assert_explained(facts: Sequence[PoolFacts], decision: ScalingDecision) -> None:
