@@ -2,16 +2,24 @@
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType
 
 from pdcluster_api.errors import StartError
+from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import parse
 from pdctl.local.model import FoundModel, find_model, with_adapters
 from pdctl.local.model_file import ModelOptions, document_of
 from tests.hub_server import COMMIT, HubServer
+from tests.make_gguf import make_gguf
+from tests.make_tiny_model import make_tiny_model
 from tests.schema.object_cases import vllm
 
 pytestmark = pytest.mark.processes
@@ -96,6 +104,39 @@ def test_the_cache_of_the_hub_is_taken_where_it_is_whole(
     assert (hub.requested == {}) is not bool(missing)
 
 
+def test_a_gguf_file_of_a_repository_is_downloaded_and_made_into_a_folder(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    for path in hub.folder.iterdir():
+        path.unlink()
+    original = make_tiny_model("llama", tmp_path / "tiny")
+    make_gguf(original, hub.folder / "tiny-F32.gguf")
+    model = found()
+    assert model.path.parent == tmp_path / ".cache/pdcluster/gguf"
+    assert model.origin == "the hub, downloaded"
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= {
+        path.name for path in model.path.iterdir()
+    }
+
+    make_gguf(original, hub.folder / "tiny-Q8_0.gguf", GGMLQuantizationType.Q8_0)
+    hub.requested.clear()
+    names = "tiny-F32.gguf, tiny-Q8_0.gguf"
+    assert error(f"acme/tiny@{COMMIT}") == (
+        f"acme/tiny at {COMMIT}: it has several GGUF files in one part ({names}): give "
+        "OWNER/NAME:QUANTIZATION, as in OWNER/NAME:Q4_K_M",
+        2,
+    )
+    file = tmp_path / ".cache/pdcluster/models/acme--tiny--main--q8_0/tiny-Q8_0.gguf"
+    assert document_of("acme/tiny:Q8_0", ModelOptions(mixed=1))["spec"]["model"] == {
+        "name": "acme/tiny",
+        "path": str(file),
+    }
+    assert file.read_bytes() == (hub.folder / file.name).read_bytes()
+    assert hub.requested == {"": 2, "tiny-Q8_0.gguf": 1}
+    with pytest.raises(InvalidObjectError, match=r"^revision: '-x' is not a branch, tag or commit"):
+        document_of("acme/tiny:Q8_0@-x", ModelOptions(mixed=1))
+
+
 def test_an_adapter_is_downloaded(hub: HubServer, tmp_path: Path) -> None:
     document = document_of("acme/tiny", ModelOptions(mixed=1))
     vllm(args=[])(document)
@@ -106,6 +147,42 @@ def test_an_adapter_is_downloaded(hub: HubServer, tmp_path: Path) -> None:
 
     assert served.path == str(tmp_path / ".cache/pdcluster/adapters/acme--tiny--main")
     assert hub.requested.keys() == {"", "adapter_config.json", "adapter_model.safetensors"}
+
+
+def test_a_hub_that_stays_busy_is_asked_three_times(hub: HubServer) -> None:
+    hub.status, hub.num_errors = {"": 503}, 99
+    text, code = error()
+
+    assert text == f"acme/tiny at main: {hub.url} answered 503 for acme/tiny{FIX}"
+    assert (code, hub.requested) == (1, {"": 3})
+
+
+def test_a_stopped_download_ends_pdctl_and_the_next_goes_on_with_it(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    weights = hub.folder / "model.safetensors"
+    weights.write_bytes(os.urandom(1 << 18))
+    hub.pause = 0.1
+    command = (sys.executable, "-m", "pdctl", "up", "acme/tiny", "--port", "0", "--no-progress")
+    with subprocess.Popen(
+        ["env", "--default-signal=INT", *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not hub.sent[weights.name] and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        _, shown = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert "stopped; start it again to go on with what has come\n" in shown
+    assert "Traceback" not in shown
+    hub.pause = 0.0
+    assert (found().path / weights.name).read_bytes() == weights.read_bytes()
+    first, second = hub.starts[weights.name]
+    assert 0 == first < second
 
 
 def test_a_download_that_cannot_be_says_why(

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from pdcluster_worker.errors import FetchError
-from pdcluster_worker.fetch.hf_hub import RemoteFile, adapter_files, small_files, weights_files
+from pdcluster_worker.fetch.hf_hub import (
+    RemoteFile,
+    adapter_files,
+    gguf_file,
+    small_files,
+    weights_files,
+)
 from pdcluster_worker.fetch.model_folder import meaning
 
 
@@ -57,12 +63,49 @@ def test_config_tokenizer_and_template_are_taken_and_the_rest_is_not() -> None:
 
 
 def test_without_a_config_it_is_no_model() -> None:
-    with pytest.raises(
-        FetchError, match=r"download one of its GGUF files \(a\.gguf, b\.gguf\) and"
-    ):
+    with pytest.raises(FetchError, match=r"GGUF files are for `pdctl up` alone: choose another"):
         small_files(files("b.gguf", "README.md", "a.gguf"))
     with pytest.raises(FetchError, match=r"no config\.json .*transformers: choose another"):
         small_files(files("README.md"))
+
+
+@pytest.mark.parametrize(
+    ("quantization", "chosen"),
+    [
+        ("Q4_K_M", "tiny-Q4_K_M.gguf"),
+        ("q8_0", "tiny.Q8_0.gguf"),
+        ("tiny.Q8_0.gguf", "tiny.Q8_0.gguf"),
+        ("F16", "f16.gguf"),
+    ],
+)
+def test_a_gguf_file_is_named_by_its_quantization(quantization: str, chosen: str) -> None:
+    listed = ("config.json", "tiny-Q4_K_M.gguf", "tiny.Q8_0.gguf", "f16.gguf", "mmproj-F16.gguf")
+    found = gguf_file(files(*listed), quantization)
+
+    assert found is not None
+    assert found.name == chosen
+
+
+def test_without_a_quantization_the_only_gguf_of_no_other_model_is_taken() -> None:
+    one, both = files("README.md", "tiny.gguf"), files("config.json", "tiny.gguf")
+    parts = files("big-00001-of-00002.gguf", "big-00002-of-00002.gguf", "README.md")
+
+    assert gguf_file(one, "") == one[1]
+    assert [gguf_file(each, "") for each in (both, parts)] == [None] * 2
+    assert gguf_file(one, None) is None
+
+
+@pytest.mark.parametrize(
+    ("quantization", "reason"),
+    [
+        ("", "several GGUF files in one part (a-Q4_0.gguf, a-Q8_0.gguf, b-Q8_0.gguf): give OWNER"),
+        ("Q8_0", "several GGUF files of Q8_0 in one part (a-Q8_0.gguf, b-Q8_0.gguf): give OWNER/"),
+        ("8_0", "no GGUF files of 8_0 in one part (a-Q4_0.gguf, a-Q8_0.gguf, b-Q8_0.gguf): give "),
+    ],
+)
+def test_gguf_files_to_choose_of_are_named(quantization: str, reason: str) -> None:
+    with pytest.raises(FetchError, match=f"^it has {re.escape(reason)}"):
+        gguf_file(files("b-Q8_0.gguf", "a-Q8_0.gguf", "a-Q4_0.gguf"), quantization)
 
 
 def test_weights_are_what_the_index_names() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from pdcluster_api.errors import StartError
 from pdcluster_api.manifests.model_source import hub_folder
 from pdcluster_schema.faults import Fault, InvalidObjectError
-from pdcluster_schema.model import ModelSpec
+from pdcluster_schema.model import HuggingFaceSpec, ModelSpec
 from pdcluster_schema.pdcluster import PDCluster
 from pdctl.local.download import converted, downloaded
 
@@ -46,9 +46,9 @@ def find_model(cluster: PDCluster, source: Path, given: Path | None) -> FoundMod
         return FoundModel(cached, f"the cache, by the name {model.name}")
     if model.hugging_face is not None:
         target = default_cache_dir() / "models" / hub_folder(model.hugging_face)
-        folder = downloaded(model.hugging_face, target)
-        is_ours = folder == target
-        return FoundModel(folder, "the hub, downloaded" if is_ours else "the hub's own cache")
+        folder = downloaded(model.hugging_face, target, "--gguf=")
+        origin = "the hub, downloaded" if folder == target else "the hub's own cache"
+        return FoundModel(folder_of(folder), origin)
     raise InvalidObjectError(
         [
             Fault(
@@ -110,6 +110,14 @@ def folder_of(path: Path, option: str = "") -> Path:
         reason = f"{option}{path} is a file; give the folder that it is in"
         raise StartError(reason, exit_code=2)
     return path.absolute()
+
+
+def downloaded_gguf(hub: HuggingFaceSpec, quantization: str) -> Path:
+    """The GGUF file of a repository.  Raises StartError."""
+    target = default_cache_dir() / "models" / f"{hub_folder(hub)}--{quantization.lower()}"
+    file = gguf_of(downloaded(hub, target, f"--gguf={quantization}"))
+    assert file is not None, "it has been downloaded"
+    return file
 
 
 def require_utf8(path: Path, option: str = "") -> None:

@@ -11,17 +11,21 @@ import yaml
 from pdcluster_api.apiserver.kinds import API_VERSION
 from pdcluster_api.errors import StartError
 from pdcluster_schema.accelerators import NO_ACCELERATOR
+from pdcluster_schema.faults import validated
+from pdcluster_schema.model import HuggingFaceSpec
 from pdcluster_schema.pdcluster import KIND
 from pdcluster_schema.text import one_line
 from pdctl.local.gpus import is_of_type, read_driver
 from pdctl.local.machine import available_cores
-from pdctl.local.model import gguf_of, is_gguf, require_utf8
+from pdctl.local.model import downloaded_gguf, gguf_of, is_gguf, require_utf8
 
 MODEL = (
-    "a model's folder or GGUF file, or OWNER/NAME or OWNER/NAME@REVISION of the Hugging Face hub"
+    "a model's folder or GGUF file, or OWNER/NAME, OWNER/NAME@REVISION or, for one of its GGUF "
+    "files, OWNER/NAME:QUANTIZATION of the Hugging Face hub"
 )
 _REPOSITORY = re.compile(
-    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>.+))?", re.ASCII | re.DOTALL
+    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<gguf>[\w.-]+))?(@(?P<revision>.+))?",
+    re.ASCII | re.DOTALL,
 )
 _FILE_ENDINGS = (".yaml", ".yml")
 _NAME_LENGTH = 30  # with a role, a pool and a revision it still is a name of Kubernetes
@@ -69,7 +73,7 @@ def file_text(model: str, document: dict[str, Any]) -> str:
 
 
 def _source(model: str) -> dict[str, Any]:
-    """Fields of spec.model that say what it is."""
+    """Fields of spec.model that say what it is; a GGUF file of the hub is downloaded."""
     path = Path(model).expanduser()
     if is_cluster_file(model) and (model == "-" or path.exists()):
         raise StartError(f"{model}: is a file already; give {MODEL}", exit_code=2)
@@ -97,7 +101,11 @@ def _source(model: str) -> dict[str, Any]:
             exit_code=2,
         )
     hub = {name: value for name, value in found.groupdict().items() if value is not None}
-    return {"name": hub["repo"], "huggingFace": hub}
+    name, quantization = hub["repo"], hub.pop("gguf", None)
+    if quantization is None:
+        return {"name": name, "huggingFace": hub}
+    file = downloaded_gguf(validated(HuggingFaceSpec, hub), quantization)
+    return {"name": name, "path": str(file)}
 
 
 def _cluster_name(base: str) -> str:

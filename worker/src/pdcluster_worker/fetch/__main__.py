@@ -42,6 +42,7 @@ def main() -> int:
     download = ModelDownload(
         *(arguments.repo, arguments.revision, arguments.target.absolute(), has_weights),
         is_adapter=arguments.adapter,
+        gguf=arguments.gguf,
     )
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
@@ -67,7 +68,11 @@ def _folder(download: ModelDownload, arguments: argparse.Namespace) -> Path:
     from pdcluster_worker.fetch.download import fetch
     from pdcluster_worker.fetch.hf_hub import cached_snapshot
 
-    if arguments.hub_cache and (cached := cached_snapshot(download)) is not None:
+    if (
+        arguments.hub_cache
+        and not arguments.gguf
+        and (cached := cached_snapshot(download)) is not None
+    ):
         return cached
     fetch(download, arguments.attempts, bar=arguments.bar)
     return download.target
@@ -105,6 +110,11 @@ def _parser() -> argparse.ArgumentParser:
         help="folder to make, of its own for each revision",
     )
     parser.add_argument("--adapter", action="store_true", help="it is a LoRA adapter")
+    parser.add_argument(
+        "--gguf",
+        metavar="QUANTIZATION",
+        help="the GGUF file of that; empty = its only one, of a repository without another model",
+    )
     parser.add_argument(
         "--attempts",
         type=int,

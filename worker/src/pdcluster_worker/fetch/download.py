@@ -26,6 +26,7 @@ from pdcluster_worker.fetch.hf_hub import (
     RemoteFile,
     RepoListing,
     adapter_files,
+    gguf_file,
     small_files,
     weights_files,
 )
@@ -81,10 +82,12 @@ def _fetch_once(download: ModelDownload, progress: Progress) -> None:
         "fetching repo=%s revision=%s commit=%s folder=%s",
         *(download.repo, download.revision, listing.commit, download.target),
     )
-    small = (adapter_files if download.is_adapter else small_files)(listing.files)
+    gguf = gguf_file(listing.files, download.gguf)
+    choose = adapter_files if download.is_adapter else small_files
+    small = choose(listing.files) if gguf is None else [gguf]
     _fetch_files(hub, listing, folder, small, progress)
     weights: list[RemoteFile] = []
-    if download.weights and not download.is_adapter:
+    if download.weights and not download.is_adapter and gguf is None:
         index = folder / INDEX
         weights = weights_files(listing.files, index.read_bytes() if index.exists() else None)
     _fetch_files(hub, listing, folder, weights, progress)

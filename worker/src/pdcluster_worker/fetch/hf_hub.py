@@ -173,16 +173,39 @@ def small_files(files: Sequence[RemoteFile]) -> list[RemoteFile]:
     """All but weights, their index included.  Raises FetchError without a config.json."""
     found = [file for file in files if _SMALL.fullmatch(file.name) or file.name == INDEX]
     if _CONFIG not in (file.name for file in found):
-        gguf = sorted(file.name for file in files if file.name.endswith(".gguf"))
-        fix = (
-            f"download one of its GGUF files ({', '.join(gguf[:5])}) and give that to `pdctl up`, "
-            "or choose another repository"
-        )
-        raise FetchError(
-            "it has no config.json at its root, so it is no model of transformers: "
-            f"{fix if gguf else 'choose another repository'}"
-        )
+        reason = "it has no config.json at its root, so it is no model of transformers"
+        others = "GGUF files are for `pdctl up` alone: " if _ggufs(files) else ""
+        raise FetchError(f"{reason}: {others}choose another repository")
     return found
+
+
+def gguf_file(files: Sequence[RemoteFile], quantization: str | None) -> RemoteFile | None:
+    """The GGUF file of a quantization, as in model-Q4_K_M.gguf; empty = the only one.
+
+    None where none is asked for, or a quantization is not and there is another model.
+    Raises FetchError where there is not one such file.
+    """
+    found = _ggufs(files)
+    has_other = any(file.name == _CONFIG for file in files)
+    if quantization is None or (not quantization and (has_other or not found)):
+        return None
+    name = re.escape(quantization.removesuffix(".gguf"))
+    ending = re.compile(rf"(.*[-._])?{name}\.gguf", re.IGNORECASE)
+    chosen = [file for file in found if not quantization or ending.fullmatch(file.name)]
+    if len(chosen) == 1:
+        return chosen[0]
+    names = ", ".join(file.name for file in (chosen or found)) or "none"
+    kind = f" of {quantization}" if quantization else ""
+    raise FetchError(
+        f"it has {'several' if chosen else 'no'} GGUF files{kind} in one part ({names}): give "
+        "OWNER/NAME:QUANTIZATION, as in OWNER/NAME:Q4_K_M"
+    )
+
+
+def _ggufs(files: Iterable[RemoteFile]) -> list[RemoteFile]:
+    """Whole models, without parts of one and encoders of images."""
+    names = re.compile(r"(?!mmproj)[^/]*(?<!\d{5}-of-\d{5})\.gguf", re.IGNORECASE)
+    return sorted((one for one in files if names.fullmatch(one.name)), key=lambda one: one.name)
 
 
 def adapter_files(files: Iterable[RemoteFile]) -> list[RemoteFile]:

@@ -29,7 +29,8 @@ _FOREIGN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.ENOTDIR, 
 @dataclass(frozen=True)
 class ModelDownload:
     """repo at revision, in `target`.  weights: whether they are part of it.  is_adapter: a LoRA
-    adapter, with all of its weights.
+    adapter, with all of its weights.  gguf: the quantization of the one GGUF file that it is, empty
+    = its only file, where it has no other model; None = never one.
     """
 
     repo: str
@@ -37,6 +38,7 @@ class ModelDownload:
     target: Path
     weights: bool = True
     is_adapter: bool = False
+    gguf: str | None = None
 
     @property
     def work(self) -> Path:
