@@ -22,7 +22,8 @@ import yaml
 
 from e2e.rig import cluster as rig
 from e2e.rig import removal
-from e2e.rig.paths import CACHE, IMAGES, REPOSITORY, STOCK_SWITCH
+from e2e.rig.images import released
+from e2e.rig.paths import CACHE, DIST, IMAGES, REPOSITORY, STOCK_SWITCH
 from e2e.rig.paths import Cluster as RigCluster
 from e2e.rig.shell import run
 from tests.system.waiting import wait_for
@@ -148,8 +149,11 @@ class Kubernetes:
         }
         settings = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
         with TemporaryDirectory() as folder:  # from an archive, as a release's
-            self.helm("package", REPOSITORY / "charts/pdcluster", f"--destination={folder}")
-            (archive,) = Path(folder).iterdir()
+            if DIST:
+                archive = released("pdcluster-*.tgz")
+            else:
+                self.helm("package", REPOSITORY / "charts/pdcluster", f"--destination={folder}")
+                (archive,) = Path(folder).iterdir()
             self.helm(
                 "upgrade",
                 "--install",

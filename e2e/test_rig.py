@@ -20,7 +20,7 @@ from e2e.harness import Json, Kubernetes
 from e2e.rig import cluster as rig
 from e2e.rig import removal
 from e2e.rig.__main__ import main
-from e2e.rig.images import MOUNT, ROOM_GB, ask_for_room
+from e2e.rig.images import MOUNT, ROOM_GB, ask_for_room, released
 from e2e.rig.paths import IMAGES, REPOSITORY, Cluster
 from e2e.rig.relay import relay
 from e2e.rig.shell import CommandError, install_packages, run
@@ -251,6 +251,15 @@ def test_missing_packages_are_named_where_they_cannot_be_installed(
 
     with pytest.raises(CommandError, match="missing packages: some-package: install them"):
         install_packages({"sh": "dash", "no-such-command": "some-package"})
+
+
+def test_release_without_an_image_is_refused_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("e2e.rig.images.DIST", tmp_path)
+
+    with pytest.raises(CommandError, match=r"PDCLUSTER_E2E_DIST is .*has 0 files x-\*\.oci\.tar"):
+        released("x-*.oci.tar")
 
 
 def test_unknown_word_is_answered_with_the_usage(capsys: pytest.CaptureFixture[str]) -> None:

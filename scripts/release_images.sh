@@ -3,7 +3,7 @@
 #   BUILDAH      the command, with its global options; unset = buildah
 #   BASE_IMAGE   an image with Python 3.11 or newer; unset = the Dockerfiles'
 #   PLATFORMS    such as linux/amd64,linux/arm64 (other machines' need binfmt and qemu-user-static); unset = this machine's
-#   IMAGES       of "operator worker server"; VARIANT of the worker's: cpu, or cuda
+#   IMAGES       of "operator worker server"; VARIANT of the worker's: cpu, cpu-pypi or cuda
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,11 +26,12 @@ for image in ${IMAGES:-operator worker server}; do
     *) echo "IMAGES: operator, worker or server, not $image" >&2 && exit 2 ;;
     esac
     name=pdcluster-$image:$version archive=$dist/pdcluster-$image-$version.oci.tar
-    # buildah 1.28, Debian's, empties a file system after a mount of a cache
-    sed -zE 's/--mount=type=(cache|secret),\S+\s+(\\\n\s*)?//g' "$file" >"$work/$file"
+    # buildah 1.28, Debian's, empties a file system after a mount of a cache; without one, none may stay in the image
+    sed -zE -e 's/--mount=type=(cache|secret),\S+\s+(\\\n\s*)?/no-cache /g' -e 's/(no-cache )+/export UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1 \&\& /g' \
+        "$file" >"$work/$file"
     "${buildah[@]}" manifest rm "$name" 2>/dev/null || true
     "${buildah[@]}" build "${options[@]}" "${own[@]}" -f "$work/$file" --manifest "$name" .
     rm -f "$archive"
-    "${buildah[@]}" manifest push --all "$name" "oci-archive:$archive:$version"
+    "${buildah[@]}" manifest push --all "$name" "oci-archive:$archive:docker.io/library/$name" # as kubelets spell its plain name
 done
 (cd "$dist" && sha256sum -- *"$version"* >SHA256SUMS && cat SHA256SUMS)

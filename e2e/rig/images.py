@@ -19,7 +19,7 @@ import shutil
 from pathlib import Path
 
 from e2e.rig.own_root import with_own_root
-from e2e.rig.paths import CACHE, HAS_STOCK_ENGINE, IMAGES, REPOSITORY
+from e2e.rig.paths import CACHE, DIST, DIST_SWITCH, HAS_STOCK_ENGINE, IMAGES, REPOSITORY
 from e2e.rig.shell import CommandError, run, step
 
 BASE_PACKAGES = "ca-certificates,python3,python3-venv"
@@ -41,7 +41,7 @@ DOCKERFILES: tuple[tuple[str, str, dict[str, str]], ...] = (
     (IMAGES.operator, "Dockerfile.operator", {}),
     (IMAGES.server, "Dockerfile.worker", {"VARIANT": "server"})
     if HAS_STOCK_ENGINE
-    else (IMAGES.worker, "Dockerfile.worker", {"VARIANT": "cuda"}),
+    else (IMAGES.worker, "Dockerfile.worker", {"VARIANT": "cpu-pypi"}),
 )
 
 # Free disk that the building and loading of an image takes for a while, in GB: of the worker's
@@ -69,6 +69,9 @@ def build_images() -> None:
     _build_binary(IMAGES.etcd, CACHE.kubernetes / "etcd", 'ENTRYPOINT ["/bin/etcd"]')
     for image, dockerfile, arguments in DOCKERFILES:
         ask_for_room(image)
+        if DIST:
+            _take_released(image)
+            continue
         with step(f"building {image}"):
             _build(image, REPOSITORY / dockerfile, REPOSITORY, BASE_IMAGE=IMAGES.base, **arguments)
     if HAS_STOCK_ENGINE:
@@ -115,6 +118,25 @@ def ask_for_room(image: str) -> None:
         )
 
 
+def released(pattern: str) -> Path:
+    """The file of the release that is tested.  Raises CommandError where there is none, or more."""
+    assert DIST is not None
+    found = sorted(DIST.glob(pattern))
+    if len(found) != 1:
+        raise CommandError(
+            f"{DIST_SWITCH} is {DIST}, which has {len(found)} files {pattern}, not one: make "
+            "it anew, by `make release release-images`"
+        )
+    return found[0]
+
+
+def _take_released(image: str) -> None:
+    """Take an image from the release's archive, under the name that the tests use."""
+    archive = released(f"{image.rpartition('/')[2].partition(':')[0]}-*.oci.tar")
+    with step(f"taking {image} from {archive.name}"):
+        buildah("tag", buildah("pull", "--quiet", f"oci-archive:{archive}").split()[-1], image)
+
+
 def _dependencies() -> str:
     """A digest of what decides the worker's large layers; layers of other dependencies are never
     used again.
@@ -124,6 +146,8 @@ def _dependencies() -> str:
         for name in (
             "Dockerfile.worker",
             "constraints.txt",
+            "scripts/cuda_packages.txt",
+            "scripts/torch_without_cuda.py",
             "schema/pyproject.toml",
             "worker/pyproject.toml",
         )

@@ -51,6 +51,10 @@ HAS_STOCK_ENGINE = bool(os.environ.get(STOCK_SWITCH))
 would take 40 GB of disk.
 """
 
+DIST_SWITCH = "PDCLUSTER_E2E_DIST"
+DIST = Path(os.environ[DIST_SWITCH]).resolve() if os.environ.get(DIST_SWITCH) else None
+"""The folder of a release whose chart and images are tested in place of this checkout's."""
+
 CACHE = Cache(Path(os.environ.get("PDCLUSTER_CACHE") or Path.home() / ".cache" / "pdcluster"))
 
 

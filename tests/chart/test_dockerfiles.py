@@ -1,5 +1,6 @@
 """Promises of both Dockerfiles, read from them; e2e shows that they build and run."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -106,6 +107,7 @@ def test_every_package_is_installed_at_its_pin(name: str) -> None:
     [
         ("cpu", 0, "[--torch-backend=cpu] []"),
         ("cuda", 0, "[] []"),
+        ("cpu-pypi", 0, f"[] [triton {' '.join(CUDA_PACKAGES)}]"),
         ("server", 0, "[] [llguidance numpy safetensors torch transformers triton]"),
         ("gpu", 1, ""),
         ("", 1, ""),
@@ -120,8 +122,9 @@ def test_variant_of_the_worker_decides_which_torch_it_has(
     (command,) = [run for run in dependencies.all("RUN") if "torch-backend" in run]
     choice, _, rest = command[command.index("case ") :].partition("esac &&")
     done = subprocess.run(
-        ["sh", "-c", f'{choice} esac; echo "[$backend] [$excluded]"'],
-        env={"VARIANT": variant},
+        ["/bin/sh", "-c", f'{choice} esac; echo "[$backend]" [$excluded]'],
+        env={"VARIANT": variant, "PATH": os.defpath},
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
@@ -133,7 +136,7 @@ def test_variant_of_the_worker_decides_which_torch_it_has(
         next(part for part in rest.split("&&") if "uv pip install" in part).split()
     )
     assert (done.returncode, done.stdout) == (status, "" if status else f"{chosen}\n")
-    assert bool(status) == ("VARIANT must be cpu, cuda or server" in done.stderr)
+    assert bool(status) == ("VARIANT must be cpu, cpu-pypi, cuda or server" in done.stderr)
 
 
 def test_a_compiler_is_in_the_image_for_cuda_alone(tmp_path: Path) -> None:
@@ -153,10 +156,10 @@ def test_a_compiler_is_in_the_image_for_cuda_alone(tmp_path: Path) -> None:
             text=True,
             check=True,
         ).stdout
-        for variant in ("cpu", "server", "cuda")
+        for variant in ("cpu", "cpu-pypi", "server", "cuda")
     ]
-    assert tried[:2] == ["", ""]
-    assert {"gcc", "libc6-dev"} <= set(tried[2].split())
+    assert tried[:3] == ["", "", ""]
+    assert {"gcc", "libc6-dev"} <= set(tried[3].split())
 
 
 @pytest.mark.parametrize("name", NAMES)
