@@ -64,11 +64,30 @@ def _check(folder: Path, data: list[dict[str, str]], raised: Raised, minutes: fl
     ]
     query = {"expr": _FIRING, "eval_time": f"{minutes:g}m", "exp_samples": samples}
     test = {"interval": "1m", "input_series": data, "promql_expr_test": [query]}
-    content = {"rule_files": [str(RULES_FILE)], "evaluation_interval": "1m", "tests": [test]}
+    _run(folder, {"rule_files": [str(RULES_FILE)], "evaluation_interval": "1m", "tests": [test]})
+
+
+def _run(folder: Path, content: Mapping[str, Any]) -> None:
     file = folder / "test.yaml"
     file.write_text(json.dumps(content))
     found = promtool("test", "rules", file)
     assert found.returncode == 0, found.stdout + found.stderr
+
+
+def check_values(
+    folder: Path, data: list[dict[str, str]], expressions: Mapping[str, float | None]
+) -> None:
+    """Fails unless each expression has this value, without labels, after two hours; None = none."""
+    tests = [
+        {
+            "expr": expression,
+            "eval_time": f"{_MINUTES}m",
+            "exp_samples": [] if value is None else [{"labels": "{}", "value": value}],
+        }
+        for expression, value in expressions.items()
+    ]
+    test = {"interval": "1m", "input_series": data, "promql_expr_test": tests}
+    _run(folder, {"rule_files": [], "evaluation_interval": "1m", "tests": [test]})
 
 
 def _labels(**labels: str) -> str:

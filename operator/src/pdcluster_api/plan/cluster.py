@@ -2,7 +2,7 @@
 a plan led to gives the same plan.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pdcluster_api.plan.drain.disruption import ReadinessDeadline, plan_budgets
@@ -16,8 +16,9 @@ from pdcluster_api.plan.sizes import PoolSize, RequestedSizes, plan_scaler
 from pdcluster_api.plan.status.autoscaled import ON, is_new, rollout_over_budget
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.discovery import InSync, in_sync
+from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.sections import ROUTER
+from pdcluster_schema.sections import ENGINELESS, ROUTER
 from pdcluster_schema.workload import Workload, WorkloadId
 
 
@@ -210,6 +211,9 @@ def requested_sizes(cluster: PDCluster, observed: Observed) -> RequestedSizes:
     )
 
 
+PoolAccelerators = Mapping[tuple[str, str, str], tuple[int, int]]
+"""Numbers of accelerators by role, pool and type: of workers that should run, and of ready ones."""
+
 # Roles that answer requests; decode and mixed workers behind routers do too
 ANSWERING = ("decode", "mixed", ROUTER)
 
@@ -229,4 +233,31 @@ def serving_replicas(cluster: PDCluster, plan: ClusterPlan) -> dict[str, int]:
     for role, replicas in sizes:
         if role in found and (role != ROUTER or plan.serving_role == ROUTER):
             found[role] += replicas
+    return found
+
+
+def accelerators_of_pools(
+    cluster: PDCluster, plan: ClusterPlan, observed: Observed
+) -> PoolAccelerators:
+    """Accelerators of all revisions that should run, and of ready workers, by role, pool and type.
+
+    A worker without any counts as one where its type has a price, and otherwise not.
+    """
+    spec, known = cluster.spec, {state.id: state for state in observed.workloads}
+    found: dict[tuple[str, str, str], tuple[int, int]] = {}
+    for each in plan.workloads:
+        role = spec.roles.present().get(each.id.role)
+        pools = [pool for pool in role.pools if pool.name == each.id.pool] if role else []
+        state = known.get(each.id)
+        gpu = (state and state.gpu) or (pools[0].gpu if pools else "")
+        is_counted = gpu != NO_ACCELERATOR or spec.price_per_hour(gpu) is not None
+        if each.id.role in ENGINELESS or not gpu or not is_counted:
+            continue
+        number = (state and state.gpus_per_replica) or (
+            spec.gpus_per_replica(each.id.role, pools[0]) if pools else 1
+        )
+        key = (each.id.role, each.id.pool, gpu)
+        desired, ready = found.get(key, (0, 0))
+        of_state = min(state.ready, each.replicas) if state else 0
+        found[key] = (desired + each.replicas * number, ready + of_state * number)
     return found

@@ -9,9 +9,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.plan.autoscale.values import Outcome
+from pdcluster_api.plan.cluster import PoolAccelerators
 from pdcluster_api.plan.observed.state import Previous
 from pdcluster_api.plan.status.transfers import FIELD
 from pdcluster_schema import conditions as words
+from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.qos import SloSpec
 
 # Conditions of which a user may want an alert: what each of the others says is in Ready too, or a
@@ -72,6 +74,7 @@ class ControllerMetrics:
             ["prefill", "decode", "transport"],
             registry,
         )
+        self.capacity = CapacityMetrics(registry)
         self._conditions = _ClusterGauge(
             "pdcluster_operator_condition",
             "1 while a condition is True, 0 while it is False, with its reason; none while it is "
@@ -119,9 +122,42 @@ class ControllerMetrics:
         self.drains_cut.remove(*key)
         self._verified_rate.show(key, ())
         self._conditions.show(key, ())
+        self.capacity.forget(key)
         self._certificates.remove(*key)
         for metric in (self._serving, self._slo):
             metric.remove_by_labels({"namespace": key.namespace, "pdcluster": key.name})
+
+
+class CapacityMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._accelerators = _ClusterGauge(
+            "pdcluster_operator_accelerators",
+            "Accelerators of workers that should run, those of a roll out included, and of ready "
+            "ones; a worker without any counts as one where its type has a price.",
+            ["role", "pool", "gpu", "state"],
+            registry,
+        )
+        self._prices = _ClusterGauge(
+            "pdcluster_operator_accelerator_price_per_hour",
+            "Price of one accelerator for an hour, by spec.accelerators.",
+            ["gpu"],
+            registry,
+        )
+
+    def show(self, key: Key, spec: PDClusterSpec, pools: PoolAccelerators) -> None:
+        states = ("desired", "ready")
+        values = {
+            (*pool, state): float(number)
+            for pool, numbers in pools.items()
+            for state, number in zip(states, numbers, strict=True)
+        }
+        self._accelerators.show(key, values.items())
+        prices = {gpu: spec.price_per_hour(gpu) for _, _, gpu in pools}
+        self._prices.show(key, (((gpu,), price) for gpu, price in prices.items() if price))
+
+    def forget(self, key: Key) -> None:
+        self._accelerators.show(key, ())
+        self._prices.show(key, ())
 
 
 class AutoscaleMetrics:

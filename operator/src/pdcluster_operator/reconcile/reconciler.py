@@ -9,7 +9,13 @@ from dataclasses import dataclass, field, replace
 from pdcluster_api.apiserver.errors import ConflictError, UnavailableError
 from pdcluster_api.apiserver.kinds import PDCLUSTER, Key
 from pdcluster_api.apiserver.observe import Live, observe
-from pdcluster_api.plan.cluster import DesiredState, desired_state, plan_cluster, serving_replicas
+from pdcluster_api.plan.cluster import (
+    DesiredState,
+    accelerators_of_pools,
+    desired_state,
+    plan_cluster,
+    serving_replicas,
+)
 from pdcluster_api.plan.cluster_status import plan_invalid, plan_status
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_api.plan.result import ClusterPlan, PlannedEvent, StatusPlan
@@ -85,6 +91,8 @@ class Reconciler:
             return Done(requeue_after_seconds=0.0, wrote=True)
         serving = serving_replicas(found.cluster, plan)
         self.metrics.show_cluster(found.live.key, serving, found.cluster.spec.qos.slo)
+        accelerators = accelerators_of_pools(found.cluster, plan, found.observed)
+        self.metrics.capacity.show(found.live.key, found.cluster.spec, accelerators)
         self.metrics.show_certificates(found.live.key, certificates_end(found.live))
         result = await self.applier.apply(found, plan, session)
         self.metrics.drains_cut.labels(*found.live.key).inc(len(result.cut))

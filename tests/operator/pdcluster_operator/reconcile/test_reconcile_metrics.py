@@ -13,7 +13,9 @@ from pdcluster_api.plan.autoscale.values import Memory, Outcome
 from pdcluster_api.plan.observed.state import Problem, ScalingDecision
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, ControllerMetrics
 from pdcluster_schema.conditions import KV_TRANSFER_VERIFIED
+from pdcluster_schema.load import parse
 from pdcluster_schema.qos import SloSpec
+from tests.schema.object_cases import at, minimal
 
 ONE, OTHER = Key("models", "chat"), Key("research", "chat")
 
@@ -27,6 +29,30 @@ def shown(registry: CollectorRegistry, name: str, label: str) -> dict[tuple[str,
         if sample.name == f"pdcluster_operator_{name}"
     )
     return {(sample.labels["namespace"], sample.labels[label]): sample.value for sample in samples}
+
+
+def test_accelerators_and_prices_are_there_where_a_pool_has_them() -> None:
+    registry = CollectorRegistry()
+    metrics = ControllerMetrics(registry)
+    document = minimal()
+    at("spec.accelerators", {"B200": {"pricePerHour": 5.5}})(document)
+    spec = parse(document).spec
+    pools = {("decode", "x", "B200"): (16, 8), ("prefill", "y", "H100"): (4, 4)}
+
+    metrics.capacity.show(ONE, spec, pools)
+    metrics.capacity.show(OTHER, spec, {})
+
+    assert shown(registry, "accelerators", "role") == {
+        ("models", "decode"): 8,
+        ("models", "prefill"): 4,
+    }
+    assert shown(registry, "accelerator_price_per_hour", "gpu") == {("models", "B200"): 5.5}
+    labels = {"namespace": "models", "pdcluster": "chat", "role": "decode", "pool": "x"}
+    of_pool = labels | {"gpu": "B200", "state": "desired"}
+    assert registry.get_sample_value("pdcluster_operator_accelerators", of_pool) == 16
+    metrics.forget(ONE)
+    assert shown(registry, "accelerators", "role") == {}
+    assert shown(registry, "accelerator_price_per_hour", "gpu") == {}
 
 
 def test_a_pdcluster_shows_its_answering_workers_and_its_objectives_until_it_is_gone() -> None:

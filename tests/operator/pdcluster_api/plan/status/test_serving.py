@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from pdcluster_api.plan.cluster import ANSWERING, serving_replicas
+from pdcluster_api.plan.cluster import ANSWERING, accelerators_of_pools, serving_replicas
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_schema.revision import revision_of
+from pdcluster_schema.sections import AcceleratorSpec
 from pdcluster_schema.workload import Workload
 from tests.operator.pdcluster_api.plan.clusters import (
     NOW,
@@ -72,3 +73,21 @@ def test_replicas_that_are_0_on_purpose_are_0():
     cluster = make_cluster(decode=[pool(0)])
 
     assert serving_replicas(cluster, plan_all(cluster, running(cluster), NOW).plan) == NONE
+
+
+def test_accelerators_are_of_all_revisions_and_of_types_that_are_counted():
+    """A worker of eight GPUs, one of a roll out that is not ready, and CPUs without a price."""
+    cluster = make_cluster(
+        prefill=[pool(1, "c")], decode=[pool(2, "b", gpu="B200", gpusPerReplica=8)]
+    )
+    new, old = identity(revision_of(cluster.spec), "decode", "b"), identity("r1", "decode", "b")
+    cpu = identity(revision_of(cluster.spec), "prefill", "c")
+    observed = running(cluster)
+    plan = plan_of(Workload(new, 2), Workload(old, 1), Workload(cpu, 1))
+
+    assert accelerators_of_pools(cluster, plan, observed) == {("decode", "b", "B200"): (24, 16)}
+    priced = cluster.spec.model_copy(
+        update={"accelerators": {"cpu": AcceleratorSpec(price_per_hour=0.5)}}
+    )
+    found = accelerators_of_pools(cluster.model_copy(update={"spec": priced}), plan, observed)
+    assert found[("prefill", "c", "cpu")] == (1, 1)
