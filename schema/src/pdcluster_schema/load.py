@@ -262,7 +262,15 @@ def _without_server_fields(document: dict[str, Any]) -> dict[str, Any]:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice, where YAML would silently keep the last."""
+    """SafeLoader that refuses a key given twice, where YAML would silently keep the last, and names
+    the line of a value that cannot be read.
+    """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError) as e:
+            raise yaml.constructor.ConstructorError(None, None, str(e), node.start_mark) from e
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()

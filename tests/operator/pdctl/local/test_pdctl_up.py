@@ -147,7 +147,7 @@ async def test_up_refuses_an_edit_that_yaml_cannot_read_and_takes_the_next(
     path.write_text(
         good.replace("prefillLengthThreshold: 32", "prefillLengthThreshold: 2020-13-45")
     )
-    await run.shows("edit refused, the last good policy stays:\n    not YAML: month must be")
+    await run.shows("not YAML: month must be in 1..12; correct that line")
     path.write_text(good)
     await run.shows("policy updated")
     policy = yaml.safe_load(Path((run.state() or {})["policy"]).read_text())
