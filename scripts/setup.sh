@@ -15,7 +15,7 @@ cd "$(dirname "$0")/.."
 echo "setup: installing packages (torch is large; the first time takes a minute or two)"
 without=(--excludes scripts/cuda_packages.txt)
 [ "${CUDA:-}" = no ] || { [ -z "${CUDA:-}" ] && [ ! -e /dev/nvidiactl ]; } || without=()
-.venv/bin/uv pip install --quiet --python .venv/bin/python "${without[@]}" -c constraints.txt --build-constraint constraints.txt -r requirements-dev.txt -e schema -e "operator[worker,plot]" -e "worker[nixl,ucx]"
+.venv/bin/uv pip install --quiet --python .venv/bin/python "${without[@]}" -c constraints.txt --build-constraint constraints.txt -r requirements-dev.txt -e schema -e "operator[worker,plot,plan]" -e "worker[nixl,ucx]"
 [ "${#without[@]}" = 0 ] || .venv/bin/uv run --quiet --script scripts/torch_without_cuda.py .venv/bin/python || CUDA=yes exec scripts/setup.sh
 # Compiled here, once: where Python may not write bytecode, every start of a worker would take 7 s longer, of pdctl 1 s.
 # Without the tests that packages bring, some of which are no valid Python on purpose.

@@ -17,6 +17,8 @@ from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import load_applied, parse_stored
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.text import shortened
+from pdctl.cli import plan_slo as slo_options
+from pdctl.cli.bench_common import Plot
 from pdctl.cli.live import KubeContext, read_live
 from pdctl.cli.options import (
     Context,
@@ -30,6 +32,7 @@ from pdctl.cli.options import (
     reported,
     required_file,
 )
+from pdctl.cli.plan_slo import SloOptions, plan_for_objective
 from pdctl.cli.table import WIDTH, table
 from pdctl.preview.differences import identity_faults
 from pdctl.preview.preview import Effect, Preview, preview, steady_state
@@ -176,21 +179,52 @@ def _number(workers: int | None) -> str:
 
 def plan_command(
     file: Annotated[
-        list[Path],
+        list[Path] | None,
         required_file("a PDCluster that would be applied; may be given again; - = stdin"),
-    ],
+    ] = None,
     against: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="compare with this file instead of the cluster's object"),
     ] = None,
     *,
+    slo: Annotated[
+        bool, typer.Option("--slo", help="plan a new cluster for an objective in place of a file")
+    ] = False,
+    model: slo_options.ModelName = None,
+    gpu: slo_options.Gpus = None,
+    input_tokens: slo_options.Input = None,
+    output_tokens: slo_options.Output = None,
+    ttft: slo_options.Ttft = None,
+    itl: slo_options.Itl = None,
+    percentile: slo_options.Percentile = None,
+    price: slo_options.Price = None,
+    engine: Annotated[slo_options.Engine, typer.Option(help="with --slo")] = "vllm",
+    out: slo_options.Out = None,
+    plot: Plot = None,
+    as_json: Annotated[bool, typer.Option("--json", help="with --slo: the plan as JSON")] = False,
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Say what applying a file would do, before it is applied: revision, accelerators, pools,
-    what would be refused.
+    what would be refused.  With --slo: which workers hold an objective, and their PDCluster.
     """
+    options = SloOptions(
+        *(model, gpu, input_tokens, output_tokens, ttft, itl, percentile, price),
+        *(engine, out, plot, as_json),
+    )
+    with reported():
+        if slo:
+            if file or against:
+                raise StartError(
+                    "--slo: plans without a file; leave out -f and --against", exit_code=2
+                )
+            plan_for_objective(options)
+            return
+        if given := list(options.given()):
+            raise StartError(f"{given[0]}: is of --slo; give --slo, or leave it out", exit_code=2)
+        if not file:
+            raise StartError("give a PDCluster with -f, or an objective with --slo", exit_code=2)
     old = None if against is None else load_file(against)
     if old is not None and len(file) > 1:
         with reported():

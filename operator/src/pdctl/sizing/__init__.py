@@ -1,0 +1,1 @@
+"""Placements for an objective: profiles of engines, a search over them, its report and manifest."""

@@ -1,0 +1,144 @@
+"""The PDCluster of a placement, with routing, autoscale and the parallelism of each role."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from pdcluster_schema.pdcluster import KIND
+from pdctl.sizing.search import Placement, PlannedRole, SearchInput
+from pdctl.sizing.tables import MEMORY_SHARE
+from pdctl.sizing.waiting import streams_at
+
+_IMAGES = {"vllm": "vllm/vllm-openai:v0.32.0", "sglang": "lmsysorg/sglang:v0.5.23"}
+_CPUS, _GIBIBYTES = 8, 64  # of a pod, for each GPU
+_STEP = 64  # tokens, by which the break-even length is rounded
+_NAME_LENGTH = 30
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """folder: of the model in the volume `models`; has_fp8_kv: the plan has KV of one byte."""
+
+    folder: str
+    engine: str
+    has_fp8_kv: bool
+
+
+def manifest_of(model: PlannedModel, plan: Placement, given: SearchInput) -> dict[str, Any]:
+    goal = given.objective
+    name = re.sub("[^a-z0-9]+", "-", model.folder.lower()).strip("-").lstrip("0123456789-")
+    spec: dict[str, Any] = {
+        "model": {
+            "name": model.folder,
+            "pvc": {"claimName": "models"},
+            "path": model.folder,
+        },
+        "engine": {
+            "type": model.engine,
+            "image": _IMAGES[model.engine],
+            "deviceMemoryShare": MEMORY_SHARE,
+        },
+        "roles": {role.role: _role(role, model, given) for role in plan.roles},
+        "qos": {
+            "slo": {
+                "ttftMilliseconds": 1e3 * goal.ttft_seconds,
+                "tpotMilliseconds": 1e3 * goal.itl_seconds,
+            }
+        },
+        "autoscale": _autoscale(plan, given),
+        "rollout": {"strategy": "Recreate"},
+    }
+    if plan.kind == "split":
+        length = break_even_tokens(plan.roles[1], goal.itl_seconds)
+        spec["routing"] = {"offload": {"prefillLengthThreshold": length}}
+    else:
+        spec["routing"] = {"decodeScore": {"policy": "leastRequest"}}
+    return {
+        "apiVersion": "pdcluster.io/v1alpha1",
+        "kind": KIND,
+        "metadata": {"name": name[:_NAME_LENGTH].rstrip("-") or "model"},
+        "spec": spec,
+    }
+
+
+def break_even_tokens(decode: PlannedRole, itl_seconds: float) -> int:
+    """Longest prompt whose prefill beside the streams keeps a decode step within the objective.
+
+    Between the sizes that the profile has, on a line.
+    """
+    profile, streams = decode.profile, decode.batch
+    tokens, before = 0.0, (0, profile.decode[streams])
+    for (budget, number), seconds in sorted(profile.mixed.items()):
+        if number != streams or budget <= streams:
+            continue
+        share = (itl_seconds - before[1]) / max(seconds - before[1], 1e-9)
+        tokens = before[0] + min(1.0, max(0.0, share)) * (budget - streams - before[0])
+        before = (budget - streams, seconds)
+        if share < 1.0:
+            break
+    return max(_STEP, int(tokens) // _STEP * _STEP)
+
+
+def _role(role: PlannedRole, model: PlannedModel, given: SearchInput) -> dict[str, Any]:
+    layout, gpu = role.profile.layout, role.profile.gpu
+    percentile = given.objective.percentile
+    sequences = int(streams_at(role.batch, percentile)) + 1
+    engine: dict[str, Any] = {
+        "tensorParallelSize": layout.tensor,
+        "maxBatchedTokens": max(role.max_batched_tokens, sequences),
+        "maxSequences": max(8, sequences),
+    }
+    if layout.data > 1:
+        engine["dataParallelSize"] = layout.data
+    if args := list(_args(role, model)):
+        engine["args"] = args
+    most = given.gpus[gpu] // layout.gpus
+    memory = f"{_GIBIBYTES * layout.gpus}Gi"
+    return {
+        "engine": engine,
+        "pools": [
+            {
+                "name": gpu.lower(),
+                "gpu": gpu,
+                "replicas": role.workers,
+                "minReplicas": 1,
+                "maxReplicas": most,
+            }
+        ],
+        "resources": {
+            "requests": {"cpu": str(_CPUS * layout.gpus), "memory": memory},
+            "limits": {"memory": memory},
+        },
+    }
+
+
+def _args(role: PlannedRole, model: PlannedModel) -> Iterator[str]:
+    layout = role.profile.layout
+    if layout.is_expert_parallel:
+        yield "--enable-expert-parallel" if model.engine == "vllm" else f"--ep-size={layout.gpus}"
+    if model.has_fp8_kv:
+        yield "--kv-cache-dtype=" + ("fp8" if model.engine == "vllm" else "fp8_e4m3")
+
+
+def _autoscale(plan: Placement, given: SearchInput) -> dict[str, Any]:
+    goal = given.objective
+    used = {gpu: number for gpu, number in given.gpus.items() if gpu in plan.gpus_of}
+    found: dict[str, Any] = {
+        "mode": "Advise",
+        "decode": {"tpotSeconds": goal.itl_seconds},
+        "budget": {"perGpu": used},
+    }
+    if plan.kind == "split":
+        found["prefill"] = {"ttftSeconds": goal.ttft_seconds}
+    if costs := {gpu: price for gpu, price in given.prices.items() if gpu in used}:
+        found["cost"] = costs
+    return found
+
+
+def manifest_text(document: dict[str, Any], head: str) -> str:
+    """head: lines of the comment before it."""
+    comment = "".join(f"# {line}\n" for line in head.splitlines())
+    return comment + yaml.safe_dump(document, sort_keys=False, default_flow_style=None)

@@ -1,0 +1,237 @@
+"""A plan as text, as JSON and as a plot: placements, the front, and whether a split pays."""
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pdctl.figures import Curve, Panel, draw_curves
+from pdctl.sizing.search import Kind, Objective, Placement, SearchInput, best, front
+
+_SHOWN = 5
+_SPEEDS = (10, 20, 30, 40, 50, 60, 80, 100, 150, 200, 300)
+_KINDS: tuple[Kind, Kind] = ("aggregated", "split")
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """found: placements within the TTFT objective; notes: holes, and what was taken in place."""
+
+    model: str
+    given: SearchInput
+    found: Sequence[Placement]
+    notes: Sequence[str]
+    sources: Sequence[str]
+    can_split: bool = True
+
+    @property
+    def chosen(self) -> list[Placement]:
+        """Within both objectives, best first."""
+        return best(self.found, self.given)
+
+    def of_kind(self, kind: Kind) -> Placement | None:
+        return next(iter(best(self.found, self.given, kind)), None)
+
+    @property
+    def fronts(self) -> Mapping[Kind, list[Placement]]:
+        return {kind: front(self.found, kind) for kind in _KINDS}
+
+
+Rows = tuple[Sequence[str], list[Sequence[str]]]
+
+
+def objective_text(goal: Objective) -> str:
+    what = "means" if goal.percentile is None else f"p{goal.percentile:g}"
+    return (
+        f"{goal.input_tokens} tokens in, {goal.output_tokens} out, {what} of TTFT <= "
+        f"{goal.ttft_seconds:g} s and ITL <= {goal.itl_seconds:g} s"
+    )
+
+
+def placement_rows(report: PlanReport) -> Rows:
+    """Header and rows; FROM names the sources by their letters."""
+    prices = report.given.prices
+    header = ["PLACEMENT", "WORKERS", "GPUS", "TOK/S/GPU", "TOK/S", "TTFT", "ITL", "FROM"]
+    if prices:
+        header[-1:] = ["COST/H", "COST/1M", "FROM"]
+    rows: list[Sequence[str]] = []
+    for one in _shown(report.chosen):
+        row = [
+            one.kind,
+            ", ".join(_workers(one)),
+            str(one.gpus),
+            f"{one.per_gpu:.0f}",
+            f"{one.tokens_per_second:.0f}",
+            f"{one.ttft_seconds:.2f}",
+            f"{one.itl_seconds:.4f}",
+        ]
+        if prices:
+            row += _costs(one, prices)
+        rows.append([*row, _letters(one, report.sources)])
+    return header, rows
+
+
+def _shown(chosen: Sequence[Placement]) -> list[Placement]:
+    """The best of each kind and GPU types, and the next best up to a few in all."""
+    firsts: dict[object, Placement] = {}
+    for one in chosen:
+        firsts.setdefault((one.kind, *(role.profile.gpu for role in one.roles)), one)
+    kept = list(firsts.values())
+    kept += [one for one in chosen if one not in kept][: max(0, _SHOWN - len(kept))]
+    return [one for one in chosen if one in kept]
+
+
+def _workers(one: Placement) -> Iterator[str]:
+    for role in one.roles:
+        name = "" if role.role == "mixed" else f"{role.role} "
+        yield f"{name}{role.workers} x {role.profile.gpu} {role.profile.layout} b{role.batch}"
+
+
+def _costs(one: Placement, prices: Mapping[str, float]) -> list[str]:
+    cost = one.cost_per_hour(prices)
+    if cost is None:
+        return ["-", "-"]
+    return [f"{cost:.2f}", f"{cost_per_million(one, cost):.3f}"]
+
+
+def cost_per_million(one: Placement, cost_per_hour: float) -> float:
+    """Price of a million output tokens."""
+    return cost_per_hour / (one.tokens_per_second * 3600.0) * 1e6
+
+
+def _letters(one: Placement, sources: Sequence[str]) -> str:
+    used = {role.profile.source for role in one.roles}
+    return "".join(chr(ord("a") + number) for number, name in enumerate(sources) if name in used)
+
+
+def source_lines(report: PlanReport) -> list[str]:
+    return [
+        f"{chr(ord('a') + number)}: an estimate, not a measurement: {name}"
+        for number, name in enumerate(report.sources)
+    ]
+
+
+def front_rows(report: PlanReport) -> Rows:
+    """Most tokens/s per GPU of both kinds at speeds of a stream, whatever the ITL objective."""
+    fronts = report.fronts
+    rows: list[Sequence[str]] = []
+    for speed in _SPEEDS:
+        values = [_at_speed(fronts[kind], speed) for kind in _KINDS]
+        if any(values):
+            better = _KINDS[values[1] > values[0]]
+            rows.append(
+                [str(speed), *(f"{value:.0f}" if value else "-" for value in values), better]
+            )
+    return ("TOK/S OF A STREAM", "AGGREGATED, TOK/S/GPU", "SPLIT, TOK/S/GPU", "BETTER"), rows
+
+
+def _at_speed(points: Sequence[Placement], speed: float) -> float:
+    """0 = none is so fast."""
+    return max((one.per_gpu for one in points if one.per_user >= speed), default=0.0)
+
+
+def split_text(report: PlanReport) -> str:
+    """The advice to split or not, with both figures."""
+    if not report.can_split:
+        return "Not split: PDCluster splits with vllm alone; workers of sglang move no KV."
+    prices = report.given.prices
+    unit = "tokens/s per unit of price and hour" if prices else "tokens/s per GPU"
+    aggregated, split = (report.of_kind(kind) for kind in _KINDS)
+    if split is None or aggregated is None:
+        if split is not None:
+            return f"Split: {_figure(split, report)} {unit}; no aggregated placement meets both."
+        return "Do not split: no split placement meets both objectives, and an aggregated one does."
+    better, worse = sorted((aggregated, split), key=lambda one: -one.value(prices))
+    gain = better.value(prices) / worse.value(prices) - 1.0
+    advice = "Split" if better is split else "Do not split"
+    return (
+        f"{advice}: {better.kind} gives {_figure(better, report)} {unit}, {worse.kind} "
+        f"{_figure(worse, report)} ({gain:+.0%})."
+    )
+
+
+def _figure(one: Placement, report: PlanReport) -> str:
+    value = one.value(report.given.prices)
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def plan_lines(report: PlanReport, tables: Sequence[str]) -> list[str]:
+    """tables: the placements and the front, drawn."""
+    goal = report.given.objective
+    at_hand = ", ".join(f"{number} {gpu}" for gpu, number in report.given.gpus.items())
+    lines = [f"{report.model} on {at_hand}: {objective_text(goal)}", "", *tables, ""]
+    texts = [split_text(report), _method_text(report), *source_lines(report), *report.notes]
+    return [*lines, *(line for text in texts for line in textwrap.wrap(text, 100))]
+
+
+def _method_text(report: PlanReport) -> str:
+    given = report.given
+    goal = given.objective
+    text = (
+        f"TTFT has the wait for prefill (M/D/n) and, in a split, {given.prompt_kv_bytes / 1e6:.0f} "
+        f"MB of KV at {given.link / 1e9:g} GB/s for each GPU of the narrower worker; ITL is "
+    )
+    if goal.percentile is None:
+        return text + "the mean step. Both are means: --percentile plans for one."
+    return text + f"the step at p{goal.percentile:g} of a worker's streams (Poisson)."
+
+
+def plan_json(report: PlanReport, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    prices = report.given.prices
+    return {
+        "model": report.model,
+        "objective": vars(report.given.objective),
+        "gpus": dict(report.given.gpus),
+        "is_estimate": True,
+        "sources": list(report.sources),
+        "notes": list(report.notes),
+        "advice": split_text(report),
+        "placements": [_as_json(one, prices) for one in report.chosen],
+        "front": {
+            kind: [{"per_user": one.per_user, "per_gpu": one.per_gpu} for one in points]
+            for kind, points in report.fronts.items()
+        },
+        "manifest": manifest,
+    }
+
+
+def _as_json(one: Placement, prices: Mapping[str, float]) -> dict[str, Any]:
+    cost = one.cost_per_hour(prices)
+    return {
+        "kind": one.kind,
+        "roles": [
+            {
+                "role": role.role,
+                "gpu": role.profile.gpu,
+                "layout": str(role.profile.layout),
+                "workers": role.workers,
+                "batch": role.batch,
+                "max_batched_tokens": role.max_batched_tokens,
+                "source": role.profile.source,
+            }
+            for role in one.roles
+        ],
+        "gpus": one.gpus,
+        "requests_per_second": one.requests_per_second,
+        "tokens_per_second": one.tokens_per_second,
+        "tokens_per_second_per_gpu": one.per_gpu,
+        "ttft_seconds": one.ttft_seconds,
+        "itl_seconds": one.itl_seconds,
+        "transfer_seconds": one.transfer_seconds,
+        "prefill_utilization": one.utilization,
+        "cost_per_hour": cost,
+        "cost_per_million_tokens": None if cost is None else cost_per_million(one, cost),
+    }
+
+
+def draw_front(path: Path, report: PlanReport) -> None:
+    """Raises OSError."""
+    curves = [
+        Curve(kind, [(one.per_user, one.per_gpu) for one in points])
+        for kind, points in report.fronts.items()
+        if points
+    ]
+    title = f"{report.model}: an estimate, {objective_text(report.given.objective)}"
+    panel = Panel("Front", "tokens/s of a stream", "tokens/s per GPU", curves)
+    draw_curves(path, title, [panel])

@@ -1,0 +1,91 @@
+"""Profiles without measured kernels: bytes and operations over a data sheet's rates.
+
+An estimate: a step takes the longer of its reading and its computing, at the shares of the rates
+below.  Communication between ranks and the host's work are in the shares, and nowhere else.
+"""
+
+from dataclasses import dataclass
+
+from pdcluster_schema.accelerators import Accelerator
+from pdctl.sizing.search import EngineProfile, Objective, RankLayout
+from pdctl.sizing.shape import TransformerShape
+from pdctl.sizing.tables import BUDGETS, MAX_PROMPT_TOKENS, MEMORY_SHARE, PROMPTS, STREAMS
+
+SOURCE = "our roofline of schema/accelerators.yaml"
+COMPUTE_SHARE, READ_SHARE = 0.4, 0.5
+"""Shares of both rates that measured kernels reach: Llama-3.1-70B FP8 on B200, TP2, a prompt of
+6000 tokens and 64 streams, in the tables of vLLM 0.24."""
+LINK_BYTES = 50e9  # per second of one GPU: a network card of 400 Gbit/s each
+_KV_BYTES = 2  # of a value
+
+
+@dataclass(frozen=True)
+class _WorkerRates:
+    """Per second of one worker, all ranks together."""
+
+    operations: float
+    read: float
+
+
+def can_estimate(accelerator: Accelerator) -> bool:
+    numbers = (accelerator.memory_bytes, accelerator.bandwidth_bytes, accelerator.bf16_flops)
+    return all(number is not None for number in numbers)
+
+
+def kv_bytes_per_token(shape: TransformerShape) -> int:
+    return _KV_BYTES * shape.kv_values
+
+
+def roofline_profile(
+    gpu: str,
+    accelerator: Accelerator,
+    layout: RankLayout,
+    shape: TransformerShape,
+    goal: Objective,
+) -> EngineProfile | None:
+    """None where weights and the KV of one prompt do not fit."""
+    memory, read = accelerator.memory_bytes or 0, float(accelerator.bandwidth_bytes or 0)
+    rates = _WorkerRates(
+        COMPUTE_SHARE * _operations(accelerator, shape) * layout.gpus,
+        READ_SHARE * read * layout.gpus,
+    )
+    kv_tokens = _kv_tokens(memory, layout, shape)
+    tokens = goal.input_tokens + goal.output_tokens
+    if kv_tokens < tokens:
+        return None
+    context = goal.input_tokens + goal.output_tokens / 2
+    ranks = layout.data
+
+    def seconds(prompt_tokens: float, streams: int) -> float:
+        computed = ranks * (prompt_tokens + streams)
+        operations = 2.0 * shape.active_weights * computed
+        moved = shape.weights_read(int(computed)) * shape.weight_bytes
+        moved += ranks * streams * context * kv_bytes_per_token(shape)
+        return max(operations / rates.operations, moved / rates.read)
+
+    streams = [n for n in STREAMS if n * tokens <= kv_tokens]
+    prompts = [n for n in PROMPTS if n == 1 or n * goal.input_tokens <= MAX_PROMPT_TOKENS]
+    return EngineProfile(
+        gpu=gpu,
+        layout=layout,
+        prefill={n: seconds(n * goal.input_tokens, 0) for n in prompts},
+        decode={n: seconds(0, n) for n in streams},
+        mixed={(budget, n): seconds(budget - n, n) for budget in BUDGETS for n in streams},
+        kv_tokens=kv_tokens,
+        source=SOURCE,
+    )
+
+
+def _operations(accelerator: Accelerator, shape: TransformerShape) -> float:
+    """FP8 where weights have 8 bits and the type computes in it; 4-bit weights in 8 at most."""
+    dense = float(accelerator.bf16_flops or 0)
+    return float(accelerator.fp8_flops or dense) if shape.weight_bytes <= 1.0 else dense
+
+
+def _kv_tokens(memory: int, layout: RankLayout, shape: TransformerShape) -> int:
+    """Tokens of a data-parallel rank; its tensor ranks share the KV, or each hold MLA's latent."""
+    weights = shape.weights * shape.weight_bytes
+    held = weights / layout.gpus if layout.is_expert_parallel else weights / layout.tensor
+    free = MEMORY_SHARE * memory - held
+    spread = 1 if shape.is_latent else min(layout.tensor, shape.num_kv_heads)
+    return max(0, int(free * spread / kv_bytes_per_token(shape)))

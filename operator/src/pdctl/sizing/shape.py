@@ -1,0 +1,115 @@
+"""A model's size by its config.json: its weights, and the KV that a token keeps."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pdcluster_api.errors import StartError
+
+_BYTES_OF_QUANTIZED = {"fp8": 1.0, "mxfp4": 0.53, "modelopt_fp4": 0.56, "nvfp4": 0.56}
+"""Bytes of a weight with its scales: 4 bits, and a byte for each 32 (MXFP4) or 16 (NVFP4)."""
+_ATTENTION_FAMILIES = "num_hidden_layers, hidden_size and num_attention_heads"
+
+
+@dataclass(frozen=True)
+class TransformerShape:
+    """weights, active_weights: parameters, all and of one token; weight_bytes: of one parameter;
+    kv_values: that a token keeps in all layers; is_latent: of MLA, which each rank holds whole.
+    """
+
+    weights: float
+    active_weights: float
+    weight_bytes: float
+    kv_values: int
+    num_layers: int
+    num_kv_heads: int
+    is_latent: bool
+    experts: int
+    experts_per_token: int
+
+    def weights_read(self, tokens: int) -> float:
+        """Parameters that a step of so many tokens reads: those of the experts that they meet."""
+        if not self.experts:
+            return self.weights
+        shared, routed = self._parts()
+        missed = (1.0 - self.experts_per_token / self.experts) ** tokens
+        return shared + routed * (1.0 - missed)
+
+    def _parts(self) -> tuple[float, float]:
+        """Parameters that each token needs, and those of all experts among which it chooses."""
+        unused = self.weights - self.active_weights
+        routed = unused / (1.0 - self.experts_per_token / self.experts)
+        return self.weights - routed, routed
+
+
+def read_shape(folder: Path) -> TransformerShape:
+    """Raises StartError (exit code 2)."""
+    path = folder / "config.json"
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError) as e:
+        message = f"{path}: cannot be read: {e}; give a folder with the model's config.json"
+        raise StartError(message, exit_code=2) from e
+    return shape_of(document, str(path))
+
+
+def shape_of(document: Mapping[str, Any], name: str) -> TransformerShape:
+    """Raises StartError (exit code 2) where it is no transformer that is known here."""
+    config = dict(document) | dict(document.get("text_config") or {})
+    try:
+        layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
+        heads = int(config["num_attention_heads"])
+        attention, kv_of_layer = _attention(config, hidden, heads)
+        if min(layers, hidden, heads) < 1:
+            raise ValueError(_ATTENTION_FAMILIES)
+    except (KeyError, TypeError, ValueError) as e:
+        message = f"{name}: has no {_ATTENTION_FAMILIES}; give a decoder-only transformer"
+        raise StartError(message, exit_code=2) from e
+    experts, chosen = _experts(config)
+    mlp = 3 * hidden * int(config.get("intermediate_size") or 4 * hidden)
+    if experts:
+        mlp = 3 * hidden * int(config.get("moe_intermediate_size") or config["intermediate_size"])
+    shared = int(config.get("n_shared_experts") or 0)
+    rest = 2 * hidden * int(config.get("vocab_size") or 0)
+    return TransformerShape(
+        weights=layers * (attention + mlp * (max(1, experts) + shared)) + rest,
+        active_weights=layers * (attention + mlp * (max(1, chosen) + shared)) + rest,
+        weight_bytes=_weight_bytes(config),
+        kv_values=layers * kv_of_layer,
+        num_layers=layers,
+        num_kv_heads=int(config.get("num_key_value_heads") or heads),
+        is_latent=bool(config.get("kv_lora_rank")),
+        experts=experts,
+        experts_per_token=chosen,
+    )
+
+
+def _attention(config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, int]:
+    """Parameters of a layer's attention, and the values that a token keeps of it."""
+    if latent := int(config.get("kv_lora_rank") or 0):
+        rope, plain = int(config["qk_rope_head_dim"]), int(config["qk_nope_head_dim"])
+        values = int(config["v_head_dim"])
+        query = int(config.get("q_lora_rank") or 0)
+        queries = query * (hidden + heads * (rope + plain)) or hidden * heads * (rope + plain)
+        keys = hidden * (latent + rope) + latent * heads * (plain + values)
+        return queries + keys + heads * values * hidden, latent + rope
+    dim = int(config.get("head_dim") or hidden // heads)
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    return 2 * hidden * dim * (heads + kv_heads), 2 * kv_heads * dim
+
+
+def _experts(config: Mapping[str, Any]) -> tuple[int, int]:
+    names = ("n_routed_experts", "num_local_experts", "num_experts")
+    experts = next((int(config[name]) for name in names if config.get(name)), 0)
+    chosen = config.get("num_experts_per_tok") or config.get("experts_per_token") or 1
+    return experts, int(chosen) if experts else 0
+
+
+def _weight_bytes(config: Mapping[str, Any]) -> float:
+    quantization = config.get("quantization_config") or {}
+    method = str(quantization.get("quant_method", "")).lower()
+    if method == "modelopt":
+        method = str(quantization.get("quant_algo", "")).lower()
+    return _BYTES_OF_QUANTIZED.get(method, 4.0 if config.get("torch_dtype") == "float32" else 2.0)

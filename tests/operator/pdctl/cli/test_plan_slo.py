@@ -1,0 +1,191 @@
+"""`pdctl plan --slo`: its plans, and a sentence with the nearest thing that works for bad input."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from pdcluster_schema.load import load_applied
+from pdctl.cli.main import app
+from pdctl.sizing import tables
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
+GOAL = ["--input", "2000", "--output", "200", "--ttft", "1", "--itl", "0.03"]
+
+
+def plan(*options):
+    return CliRunner().invoke(app, ["plan", "--slo", *map(str, options)])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model by its config.json alone."""
+    made = tmp_path / "llama-8b"
+    made.mkdir()
+    (made / "config.json").write_text(json.dumps(LLAMA))
+    return made
+
+
+@pytest.fixture
+def _without_tables(monkeypatch):
+    monkeypatch.setattr(tables, "is_installed", lambda: False)
+
+
+@pytest.mark.usefixtures("_without_tables")
+def test_a_folder_is_planned_by_the_roofline_into_a_cluster_that_renders(folder, tmp_path):
+    out, picture = tmp_path / "plan.yaml", tmp_path / "front.png"
+    prices = ["--price", "B200=4", "--price", "B300=6"]
+    given = ["--model", folder, "--gpu", "B200=8", "--gpu", "B300=8", *prices, *GOAL]
+    done = plan(*given, "--percentile", 90, "--out", out, "--plot", picture)
+    assert done.exit_code == 0, done.output
+    assert "an estimate, not a measurement: our roofline" in done.output
+    assert "pip install 'pdcluster[plan]'" in done.output
+    assert "COST/1M" in done.output
+    assert "plit" in done.output
+    assert picture.stat().st_size > 0
+    spec = load_applied(out).spec
+    pools = [pool for role in spec.roles.present().values() for pool in role.pools]
+    assert sum(pool.replicas for pool in pools) <= 16
+    assert spec.autoscale.budget.per_gpu
+    assert out.read_text().startswith("# pdctl plan --slo: ")
+    rendered = CliRunner().invoke(app, ["render", str(out)])
+    assert rendered.exit_code == 0
+    assert "kind: StatefulSet" in rendered.output
+
+
+@pytest.mark.usefixtures("_without_tables")
+def test_json_has_both_figures_the_front_and_the_manifest(folder):
+    done = plan("--model", folder, "--gpu", "H100=8", "--json", *GOAL)
+    found = json.loads(done.output)
+    assert found["is_estimate"]
+    assert found["placements"][0]["tokens_per_second_per_gpu"] > 0
+    assert set(found["front"]) == {"aggregated", "split"}
+    assert found["manifest"]["kind"] == "PDCluster"
+    assert "tokens/s per GPU" in found["advice"]
+
+
+@pytest.mark.usefixtures("_without_tables")
+def test_sglang_is_planned_aggregated_for_its_workers_move_no_kv(folder):
+    done = plan("--model", folder, "--gpu", "H200=4", "--engine", "sglang", "--json", *GOAL)
+    found = json.loads(done.output)
+    assert {one["kind"] for one in found["placements"]} == {"aggregated"}
+    assert found["advice"].startswith("Not split: PDCluster splits with vllm alone")
+
+
+@pytest.mark.usefixtures("_without_tables")
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        (["--gpu", "B20O=8"], "--gpu B20O: is not known; the nearest type with numbers is B200"),
+        (["--gpu", "cpu=8"], "--gpu cpu: has no numbers; the nearest type with numbers is"),
+        (["--gpu", "B200=0"], "--gpu B200=0: give a whole number of 1 to 1024"),
+        (["--gpu", "B200"], "--gpu B200: write TYPE=NUMBER, as in B200=8"),
+        (["--price", "B200=0"], "--price B200=0: give a price above 0, or leave it out"),
+        (["--price", "B200=-1"], "--price B200=-1: give a price above 0"),
+        (["--price", "H100=1"], "--price H100: is not at hand; give one of B200"),
+        (["--gpu", "B300=8", "--price", "B300=1"], "--price: B200 has none; give all types a"),
+        (["--input", "0"], "--input: is 0; give tokens of a request, 1 or more"),
+        (["--output", "-3"], "--output: is -3; give tokens of a request, 1 or more"),
+        (["--ttft", "0"], "--ttft: is 0; give seconds above 0"),
+        (["--itl", "nan"], "--itl: is nan; give seconds above 0"),
+        (["--percentile", "10"], "--percentile: is 10; give 50 to 99.9, or leave it out"),
+        (["--ttft", "0.0001"], "--ttft 0.0001: no GPU here is so fast: one request alone takes"),
+        (["--itl", "0.00001"], "--itl 1e-05: no GPU here is so fast: one request alone takes"),
+        (["--model", "nobody/7b"], "which is not installed: pip install 'pdcluster[plan]'"),
+        (["--file", "a.yaml"], "--slo: plans without a file; leave out -f and --against"),
+    ],
+)
+def test_bad_input_is_answered_with_what_works(folder, changed, sentence):
+    done = plan("--model", folder, "--gpu", "B200=8", *GOAL, *changed)
+    assert done.exit_code == 2
+    assert sentence in done.stderr
+
+
+@pytest.mark.usefixtures("_without_tables")
+def test_objectives_that_exclude_each_other_are_answered_with_the_least(folder):
+    near = ["--itl", "0.0061", "--percentile", "99.9", "--input", "60000", "--ttft", "30"]
+    done = plan("--model", folder, "--gpu", "B200=1", *GOAL, *near)
+    assert done.exit_code == 2
+    assert "no placement holds 60000 tokens in" in done.stderr
+    assert "within this TTFT the least ITL is" in done.stderr
+
+
+@pytest.mark.usefixtures("_without_tables")
+def test_a_model_that_fits_no_worker_is_answered_with_a_worker_that_would(folder):
+    large = LLAMA | {"num_hidden_layers": 400, "hidden_size": 32768, "intermediate_size": 65536}
+    (folder / "config.json").write_text(json.dumps(large))
+    done = plan("--model", folder, "--gpu", "H100=8", *GOAL)
+    assert done.exit_code == 2
+    assert "no worker holds the model" in done.stderr
+    assert "a worker of 128 H100 would hold them" in done.stderr
+
+
+@pytest.mark.usefixtures("_without_tables")
+@pytest.mark.parametrize("text", ["{", '{"hidden_size": 8}'])
+def test_a_config_that_is_no_transformer_is_refused(folder, text):
+    (folder / "config.json").write_text(text)
+    done = plan("--model", folder, "--gpu", "B200=8", *GOAL)
+    assert done.exit_code == 2
+    assert str(folder / "config.json") in done.stderr
+
+
+def test_options_of_an_objective_want_slo_and_slo_wants_them():
+    alone = CliRunner().invoke(app, ["plan", "--model", "gpt-oss-120b"])
+    assert alone.exit_code == 2
+    assert "--model: is of --slo" in alone.stderr
+    assert "--slo: needs --gpu, --input" in plan("--model", "gpt-oss-120b").stderr
+    nothing = CliRunner().invoke(app, ["plan"])
+    assert "give a PDCluster with -f, or an objective with --slo" in nothing.stderr
+
+
+class TestWithTables:
+    """Skipped where the extra `plan` is not installed."""
+
+    @pytest.fixture(autouse=True)
+    def _installed(self):
+        pytest.importorskip("aiconfigurator_core", reason="pip install 'pdcluster[plan]'")
+
+    def test_measured_kernels_are_named_with_version_system_and_engine(self):
+        done = plan("--model", "Qwen3-8B", "--gpu", "H200=4", "--json", *GOAL)
+        found = json.loads(done.output)
+        [source] = found["sources"]
+        assert source.startswith("aiconfigurator-core 0.")
+        assert "h200_sxm, vllm 0." in source
+        assert {one["kind"] for one in found["placements"]} == {"aggregated", "split"}
+        assert any("kernels measured" in note for note in found["notes"])
+
+    def test_an_unknown_name_is_answered_with_the_nearest_and_the_roofline(self):
+        done = plan("--model", "Qwen3-9B", "--gpu", "H200=4", *GOAL)
+        assert done.exit_code == 2
+        assert "the nearest is qwen3-8b (Qwen/Qwen3-8B)" in done.stderr
+        assert "config.json, which our roofline serves" in done.stderr
+
+    def test_a_type_without_tables_is_planned_by_the_roofline_and_says_so(self):
+        done = plan("--model", "Qwen3-8B", "--gpu", "MI300X=2", *GOAL)
+        assert done.exit_code == 0, done.output
+        assert (
+            "MI300X: the tables have no step of this model; taken from our roofline" in done.output
+        )
+
+    def test_a_model_of_equal_shape_is_named(self):
+        name, known = "Llama-3.3-70B-Instruct", tables.known_models()
+        assert known[tables.short_name(name)] == "meta-llama/Meta-Llama-3.1-70B"
+
+    def test_a_hole_is_named_and_left(self, folder):
+        (folder / "config.json").write_text(
+            json.dumps(LLAMA | {"architectures": ["NewForCausalLM"]})
+        )
+        done = plan("--model", folder, "--gpu", "H200=2", *GOAL)
+        assert done.exit_code == 0, done.output
+        assert "Hole in the tables: H200" in done.output
+        assert "taken from our roofline" in done.output

@@ -1,0 +1,130 @@
+"""The search over engines whose steps can be worked out by hand, and the waits it adds."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from pdctl.sizing.manifest import break_even_tokens
+from pdctl.sizing.search import (
+    EngineProfile,
+    Objective,
+    PlannedRole,
+    RankLayout,
+    SearchInput,
+    best,
+    front,
+    placements,
+)
+from pdctl.sizing.waiting import MAX_UTILIZATION, max_utilization, wait_seconds
+
+GOAL = Objective(1000, 101, ttft_seconds=2.0, itl_seconds=0.05)
+FAST = EngineProfile(
+    gpu="B200",
+    layout=RankLayout(2),
+    prefill={1: 0.1},
+    decode={10: 0.02, 20: 0.03},
+    mixed={(1010, 10): 0.12},
+    kv_tokens=100_000,
+    source="by hand",
+)
+WIDE = replace(FAST, gpu="B300", layout=RankLayout(1), prefill={1: 0.4}, mixed={})
+GIVEN = SearchInput(GOAL, {"B200": 8, "B300": 4}, link=1e9, prompt_kv_bytes=5e7)
+
+
+def _splits(given, *profiles):
+    return [one for one in placements(profiles, given) if one.kind == "split"]
+
+
+def test_an_aggregated_worker_decodes_in_each_step_and_computes_a_chunk_in_some():
+    [one] = [one for one in placements([FAST], GIVEN) if one.kind == "aggregated"]
+    # 10 streams end a request in 100 steps: 10 chunks of 1000 tokens in 100 steps
+    mean = 0.1 * 0.12 + 0.9 * 0.02
+    assert one.gpus == 8
+    assert one.mean_itl_seconds == pytest.approx(mean)
+    assert one.requests_per_second == pytest.approx(4 * 10 / (100 * mean))
+    assert one.tokens_per_second == pytest.approx(101 * one.requests_per_second)
+    assert one.utilization == pytest.approx(0.1 * 0.12 / mean)
+    assert one.ttft_seconds > 0.12
+
+
+def test_percentile_of_an_aggregated_step_is_the_mixed_one_unless_mixed_steps_are_rarer():
+    def itl(percentile):
+        given = replace(GIVEN, objective=replace(GOAL, percentile=percentile))
+        [one] = [one for one in placements([FAST], given) if one.kind == "aggregated"]
+        return one.itl_seconds
+
+    assert itl(85.0) == 0.02
+    assert itl(95.0) == 0.12
+
+
+def test_a_split_matches_decode_to_prefill_and_counts_the_transfer():
+    found = max(_splits(GIVEN, FAST, WIDE), key=lambda one: one.tokens_per_second)
+    prefill, decode = found.roles
+    assert (prefill.profile.gpu, decode.profile.gpu) == ("B200", "B300")
+    assert found.transfer_seconds == 0.05  # the narrower worker has one GPU
+    # four workers of 20 streams, 100 steps of 0.03 s: 6.67 requests a second each
+    assert found.requests_per_second == pytest.approx(4 * 20 / (100 * 0.03))
+    assert found.requests_per_second < 4 * MAX_UTILIZATION / 0.1
+
+
+def test_prefill_and_decode_share_the_gpus_of_one_type():
+    found = _splits(GIVEN, FAST)
+    assert found
+    assert all(one.gpus <= 8 for one in found)
+
+
+def test_streams_that_the_cache_does_not_hold_are_left_out():
+    small = replace(FAST, kv_tokens=15_000)
+    assert {one.roles[1].batch for one in _splits(GIVEN, small)} == {10}
+    at_p99 = replace(GIVEN, objective=replace(GOAL, percentile=99.0))
+    assert not _splits(at_p99, small)
+
+
+def test_a_price_changes_what_is_best():
+    def best_decode(prices):
+        return best(
+            _splits(replace(GIVEN, prices=prices), FAST, WIDE), replace(GIVEN, prices=prices)
+        )[0]
+
+    dear_b200 = best_decode({"B200": 50.0, "B300": 1.0}).gpus_of
+    dear_b300 = best_decode({"B200": 1.0, "B300": 50.0}).gpus_of
+    assert dear_b200.get("B200", 0) < dear_b300["B200"]
+    assert "B300" not in dear_b300
+
+
+def test_the_front_rises_as_streams_slow_down_and_the_best_is_within_the_objective():
+    given = replace(GIVEN, objective=replace(GOAL, itl_seconds=0.025))
+    found = placements([FAST, WIDE], given)
+    points = front(found, "split")
+    assert [one.per_user for one in points] == sorted(one.per_user for one in points)
+    assert [one.per_gpu for one in points] == sorted((one.per_gpu for one in points), reverse=True)
+    assert {one.roles[-1].batch for one in best(found, given, "split")} == {10}
+
+
+def test_break_even_is_where_a_chunk_brings_a_step_to_the_objective():
+    role = PlannedRole("decode", FAST, 1, 10, 2048)
+    # 0.02 s alone and 0.12 s with 1000 tokens: 0.05 s with 300, in steps of 64
+    assert break_even_tokens(role, 0.05) == 256
+    assert break_even_tokens(role, 0.01) == 64
+
+
+@pytest.mark.parametrize("utilization", [0.5, 0.8, 0.9])
+def test_waits_are_those_of_a_simulated_queue(utilization):
+    draw, wait, waits = random.Random(7), 0.0, []
+    for _ in range(400_000):  # Lindley's recursion, M/D/1
+        waits.append(wait)
+        wait = max(0.0, wait + 1.0 - draw.expovariate(utilization))
+    waits.sort()
+    mean = sum(waits) / len(waits)
+    assert wait_seconds(1.0, 1, utilization, None) == pytest.approx(mean, rel=0.1)
+    for percentile in (90.0, 99.0):
+        simulated = waits[int(len(waits) * percentile / 100.0)]
+        assert 0.95 * simulated < wait_seconds(1.0, 1, utilization, percentile) < 1.25 * simulated
+
+
+def test_the_greatest_utilization_keeps_the_limit():
+    used = max_utilization(1.0, 4, 0.3, 90.0)
+    assert wait_seconds(1.0, 4, used, 90.0) <= 0.3 < wait_seconds(1.0, 4, used + 0.01, 90.0)
+    assert max_utilization(1.0, 4, -0.1, None) == 0.0
+    assert max_utilization(1.0, 4, 1e6, None) == MAX_UTILIZATION
