@@ -54,8 +54,8 @@ class Reconciler:
         # 3. Plan what should run (pure), again if that needs newer records of workers.  What the
         #    status must hold before it is followed is reported, and nothing applied this time.
         # 4. Apply: drain commands, then the objects that differ, then records of lost workers.
-        # 5. Report: plan the status with what was refused, write it and the copy of its conditions
-        #    for workers where they differ, post events.
+        # 5. Report: plan the status with what was refused, write the copy of its conditions for
+        #    workers and then the status where they differ, post events.
         #    That of a new object waits for the next reconcile, which sees its children.
         # 6. Mark the fingerprint of step 4 as at rest; come back when something falls due.
         cache, client = self.applier.cache, self.applier.client
@@ -171,8 +171,9 @@ class Reconciler:
         self.metrics.show_status(live.key, report.status)
         session.ready = ready
         statuses = self.applier.statuses
-        changed = await statuses.write(session, PDCLUSTER, live.body, report.status)
-        changed |= await statuses.write_conditions(live, written, self._stamp())
+        # before the status: who sees that reads the same at a worker
+        changed = await statuses.write_conditions(live, written, self._stamp())
+        changed |= await statuses.write(session, PDCLUSTER, live.body, report.status)
         if self.applier.cache.get(PDCLUSTER.name, *live.key) is None:
             return changed
         events = (*report.events, *others)

@@ -80,6 +80,8 @@ class Statuses:
             written = await self.client.merge_patch(CONFIG_MAP, where, name, patch)
         except UnavailableError:
             raise
+        except NotFoundError:  # its event follows
+            return False
         except ClusterError as e:
             logger.warning("conditions not copied key=%s error=%s", live.key, e)
             return False

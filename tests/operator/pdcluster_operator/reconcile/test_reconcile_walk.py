@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import pdcluster_operator
-from pdcluster_api.apiserver.errors import ForbiddenError
+from pdcluster_api.apiserver.errors import ClusterError, ForbiddenError, NotFoundError
 from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_operator.controller import Controller, ControllerSettings
 from pdcluster_operator.queue.work_queue import Done
@@ -136,23 +136,35 @@ async def test_conditions_of_an_object_that_became_invalid_reach_workers(walk: W
     spec = {**body["spec"], "model": {"name": ""}}
     walk.put("PDCluster", {**body, "spec": spec, "metadata": {**body["metadata"], "generation": 2}})
     writes = (await walk.one())[1]
-    assert writes == ["status PDCluster chat", "patch ConfigMap chat-policy"]
+    assert writes == ["patch ConfigMap chat-policy", "status PDCluster chat"]
     assert copied(walk) == written(walk)
     assert "spec.model.name" in next(text for kind, _, text in copied(walk) if kind == "Ready")
     assert (await walk.one())[1] == []
 
 
-async def test_a_copy_that_is_refused_stops_nothing(
-    walk: Walk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("error", "logged"),
+    [
+        (ForbiddenError("may not patch"), "conditions not copied key=default/chat error=may not"),
+        (NotFoundError("it is gone"), ""),
+    ],
+)
+async def test_a_copy_that_cannot_be_written_stops_nothing(
+    walk: Walk,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: ClusterError,
+    logged: str,
 ):
     async def refuse(*_: object) -> None:
-        raise ForbiddenError("may not patch configmaps")
+        raise error
 
     monkeypatch.setattr(walk.api, "merge_patch", refuse)
     await walk.one()
     await walk.one()
     assert walk.status["conditions"]
-    assert "conditions not copied key=default/chat error=may not patch configmaps" in caplog.text
+    assert logged in caplog.text
+    assert bool(logged) == bool(caplog.text)
 
 
 def group_pod(stateful_set: bodies.Body, ordinal: int, **metadata: Any) -> bodies.Body:
