@@ -1,4 +1,4 @@
-"""What open pages cost a worker that has nothing else to do.
+"""Cost of open pages for a worker that has nothing else to do.
 
     bench/page_clients.py [--browsers 10] [--seconds 60] [--rounds 3] [--model FOLDER]
 

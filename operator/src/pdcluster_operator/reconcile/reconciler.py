@@ -171,7 +171,7 @@ class Reconciler:
         self.metrics.show_status(live.key, report.status)
         session.ready = ready
         statuses = self.applier.statuses
-        # before the status: who sees that reads the same at a worker
+        # before the status: once that is there, workers can read the same
         changed = await statuses.write_conditions(live, written, self._stamp())
         changed |= await statuses.write(session, PDCLUSTER, live.body, report.status)
         if self.applier.cache.get(PDCLUSTER.name, *live.key) is None:
