@@ -124,8 +124,8 @@ def released(pattern: str) -> Path:
     found = sorted(DIST.glob(pattern))
     if len(found) != 1:
         raise CommandError(
-            f"{DIST_SWITCH} is {DIST}, which has {len(found)} files {pattern}, not one: make "
-            "it anew, by `make release release-images`"
+            f"{DIST_SWITCH} is {DIST}, which has {len(found)} files {pattern}, not one: build "
+            "it again by `make release release-images`"
         )
     return found[0]
 
