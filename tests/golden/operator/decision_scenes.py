@@ -12,6 +12,7 @@ from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     agreed,
     facts_of,
     make_spec,
+    observed,
     pool,
     see,
 )
@@ -102,9 +103,17 @@ def demand() -> Any:
     """What arrives keeps prefill from shrinking by more."""
     prefill = replace(IDLE, prefill_token_rate=3000.0, prefill_busy_rate=0.3)
     ingress = {"request_rate": 10.0, "prompt_token_rate": 10_000.0, "prefill_token_rate": 1000.0}
-    decode = replace(CALM, time_to_first_token_seconds=0.5, **ingress)
-    lines = {"prefill": {"ttftSeconds": 1.0}}
-    return agreed(make_spec(lines=lines, scaleDown={"maxStep": 9}), prefill=prefill, decode=decode)
+    decode = replace(CALM, **ingress)
+    spec = make_spec(lines={"prefill": {"ttftSeconds": 1.0}}, scaleDown={"maxStep": 9})
+    latencies = {"decode": {"ttft": observed((10, 0.5))}}
+    return agreed(spec, prefill=prefill, decode=decode, latencies=latencies)
+
+
+def first_tokens(*requests: tuple[float, float], **prefill: float) -> Any:
+    """Decide by the 90th percentile.  requests: of each round, as (number, seconds)"""
+    spec = make_spec(objective={"ttft": {"percentile": 90, "seconds": 0.5}})
+    latencies = {"decode": {"ttft": observed(*requests)}}
+    return agreed(spec, prefill=replace(CALM, **prefill), latencies=latencies)
 
 
 def rolling_out() -> Any:
@@ -133,6 +142,9 @@ FIRST = make_spec(
 
 SCENES: dict[str, Any] = {
     "nothing to do": see(make_spec()),
+    "a late tail": first_tokens((34, 0.06), (6, 0.75)),
+    "too few first tokens": first_tokens((4, 0.06), engine_busy_ratio=0.1),
+    "first tokens that fewer workers would delay": first_tokens((40, 0.45), engine_busy_ratio=0.3),
     "a queue, and a headroom": at(
         make_spec(prefill=[pool(3)], lines={"prefill": {"headroom": 0.1}}),
         prefill=replace(CALM, prefill_queue_requests=7.69),
