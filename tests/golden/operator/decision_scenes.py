@@ -100,7 +100,7 @@ def advised_before() -> Any:
 
 
 def demand() -> Any:
-    """What arrives keeps prefill from shrinking by more."""
+    """Show that the prompts that arrive keep prefill from shrinking by more."""
     prefill = replace(IDLE, prefill_token_rate=3000.0, prefill_busy_rate=0.3)
     ingress = {"request_rate": 10.0, "prompt_token_rate": 10_000.0, "prefill_token_rate": 1000.0}
     decode = replace(CALM, **ingress)
@@ -169,7 +169,7 @@ SCENES: dict[str, Any] = {
     "idle but for one": uneven(0.7),
     "near a threshold": see(make_spec(), decode=replace(CALM, kv_cache_usage_ratio=0.8)),
     "prompts that arrive": demand(),
-    "advice of before": advised_before(),
+    "advice that goes on": advised_before(),
     "no numbers at all": without_numbers(4),
     "one without numbers": without_numbers(1, decode=IDLE),
     "one that has yet to answer": without_numbers(1, 1, is_stale=False, decode=IDLE),

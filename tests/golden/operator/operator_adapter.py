@@ -133,7 +133,7 @@ def reported(document: Document, observed: Observed, now: str = NOW) -> Document
 
 
 def sentences(outcome: Outcome) -> list[str]:
-    """What a decision says of its steps and problems; sizes and inputs are facts."""
+    """Return what a decision says of its steps and problems; sizes and inputs are facts."""
     return [
         f"  {subject} {rule} {before} to {after}: {why}" if before else f"  {why}"
         for subject, rule, before, after, why in explained(outcome.decision)
