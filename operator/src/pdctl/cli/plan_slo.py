@@ -272,7 +272,7 @@ class _Profiles:
         found = [profile for gpu in self._gpus for profile in self._of(gpu)]
         if self._tables:
             for hole, where in self._tables.holes.items():
-                self.notes.append(f"Hole in the tables: {', '.join(where)}: {hole}.")
+                self.notes.append(f"Hole in the tables: {', '.join(where)}: {hole.rstrip('.')}.")
             self._unfit += self._tables.unfit
             self.notes += self._measured_notes()
         if not found:

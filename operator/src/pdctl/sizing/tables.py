@@ -5,6 +5,7 @@ Offline.  What its tables do not have is a hole, which is returned and never fil
 
 import importlib.util
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -249,6 +250,7 @@ def _package_errors() -> tuple[type[Exception], ...]:
 
 
 def _first_line(error: Exception) -> str:
-    """Without the path of the package's files."""
+    """Without the path of the package's files, and without what the layout says already."""
     line = str(error).partition("\n")[0].partition(" at /")[0].strip()
+    line = re.sub(r"^unsupported model/.* gpu_sku=\S+: ", "", line)
     return shortened(line or type(error).__name__, _HOLE_LENGTH)

@@ -1,0 +1,149 @@
+"""`pdctl plan --slo` beside AIConfigurator's own search: six models on three systems.
+
+    bench/planning.py [--peer PYTHON] [--answers FILE] [--log]
+
+PYTHON has `aiconfigurator` of the same version as our `aiconfigurator-core` (a venv of its own).
+Answers of both are kept in FILE as JSON lines, and what is there is not computed again.  Both
+read the same tables, so what differs is the search and the model of queues; neither is a
+measurement of a cluster.  A minute or two of one core a case, no GPU.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from layout import table
+from setting import LOG_HELP, keep_report, setting_lines
+
+from pdctl.sizing.search import Objective, RankLayout, SearchInput, best, placements
+from pdctl.sizing.tables import SYSTEMS, SiliconTables
+
+MODELS = (
+    "nvidia/Llama-3.1-70B-Instruct-FP8",
+    "meta-llama/Meta-Llama-3.1-8B",
+    "Qwen/Qwen3-32B-FP8",
+    "openai/gpt-oss-120b",
+    "deepseek-ai/DeepSeek-R1",
+    "Qwen/Qwen3-235B-A22B-FP8",
+)
+GPUS = ("B200", "H200", "B300")
+GOAL = Objective(6000, 400, ttft_seconds=2.0, itl_seconds=0.05)
+NUMBER, ENGINE = 32, "vllm"
+PEER = Path(__file__).parent / "peers" / "aiconfigurator_plan.py"
+KINDS = {"agg": "aggregated", "disagg": "split"}
+
+
+@dataclass(frozen=True)
+class PlanningCase:
+    model: str
+    gpu: str
+
+
+def our_answer(case: PlanningCase) -> dict[str, Any]:
+    """Tokens per second and GPU of the best of each kind, and the holes."""
+    tables = SiliconTables(case.model, ENGINE)
+    sizes = (1, 2, 4, 8)
+    layouts = [RankLayout(size) for size in sizes]
+    if tables.shape.experts:
+        layouts += [RankLayout(size, 1, True) for size in sizes[1:]]
+        layouts += [RankLayout(1, size, True) for size in sizes[1:]]
+    profiles = tables.profiles(case.gpu, layouts, GOAL)
+    prompt_bytes = GOAL.input_tokens * tables.kv_bytes
+    given = SearchInput(GOAL, {case.gpu: NUMBER}, tables.link_bytes(case.gpu), prompt_bytes)
+    found = placements(profiles, given)
+    answer: dict[str, Any] = {"holes": list(tables.holes)}
+    for name, kind in KINDS.items():
+        ranked = [one for one in best(found, given) if one.kind == kind]
+        if ranked:
+            answer[name] = ranked[0].per_gpu
+    return answer
+
+
+def peer_answer(case: PlanningCase, python: Path) -> dict[str, Any]:
+    lengths = [str(NUMBER), str(GOAL.input_tokens), str(GOAL.output_tokens)]
+    limits = [str(GOAL.ttft_seconds), str(GOAL.itl_seconds)]
+    command = [str(python), str(PEER), case.model, SYSTEMS[case.gpu], ENGINE, *lengths, *limits]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def answers(file: Path, python: Path | None) -> Iterator[tuple[PlanningCase, Any, Any]]:
+    """Ours and the peer's of each case; None = not computed."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    kept = {(one["by"], one["model"], one["gpu"]): one["answer"] for one in map(json.loads, lines)}
+
+    def answer(by: str, case: PlanningCase) -> Any:
+        key = (by, case.model, case.gpu)
+        if by == "ours" and key not in kept:
+            kept[key] = our_answer(case)
+        elif python is not None and key not in kept:
+            kept[key] = peer_answer(case, python)
+        else:
+            return kept.get(key)
+        with file.open("a") as out:
+            out.write(json.dumps({"by": by, **asdict(case), "answer": kept[key]}) + "\n")
+        return kept[key]
+
+    for case in (PlanningCase(model, gpu) for model in MODELS for gpu in GPUS):
+        yield case, answer("ours", case), answer("peer", case)
+
+
+def row(case: PlanningCase, ours: Any, peer: Any) -> list[str]:
+    cells = [case.model.rpartition("/")[2], case.gpu]
+    for name in KINDS:
+        own = (ours or {}).get(name)
+        other = None if peer is None else (peer.get(name) or {}).get("tokens/s/gpu")
+        error = f"{own / other - 1:+.0%}" if own and other else "-"
+        cells += [_figure(own, ours), _figure(other, peer), error]
+    return cells
+
+
+def _figure(value: float | None, answer: Any) -> str:
+    if answer is None:
+        return "not run"
+    return "none" if value is None else f"{value:.0f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--peer", type=Path, metavar="PYTHON")
+    parser.add_argument("--answers", type=Path, default=Path("planning.jsonl"))
+    parser.add_argument("--log", action="store_true", help=LOG_HELP)
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    found = list(answers(options.answers, options.peer))
+    header = ["model", "GPU"]
+    header += [
+        f"{kind}{of}" for kind in KINDS.values() for of in (", ours", ", peer", ", difference")
+    ]
+    holes = [
+        f"- Hole, {case.model} on {case.gpu}: {hole}"
+        for case, ours, _ in found
+        for hole in (ours or {}).get("holes", [])
+    ]
+    text = [
+        f"Tokens per second and GPU, {NUMBER} GPUs, {ENGINE}, {GOAL.input_tokens} tokens in, "
+        f"{GOAL.output_tokens} out, mean TTFT <= {GOAL.ttft_seconds:g} s, mean ITL <= "
+        f"{GOAL.itl_seconds:g} s; none = no placement within both.",
+        "",
+        table(header, [row(*each) for each in found]),
+        "",
+        *holes,
+        "",
+        *setting_lines("bench/planning.py", "", load),
+    ]
+    report = "\n".join(text)
+    sys.stdout.write(report + "\n")
+    if options.log:
+        keep_report(report)
+
+
+if __name__ == "__main__":
+    main()
