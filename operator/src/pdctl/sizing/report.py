@@ -10,6 +10,7 @@ from pdctl.figures import Curve, Panel, draw_curves
 from pdctl.sizing.search import Kind, Objective, Placement, SearchInput, best, front
 
 _SHOWN = 5
+_ERROR = 0.3  # up to it a split differs from AIConfigurator's: bench/planning.py
 _SPEEDS = (10, 20, 30, 40, 50, 60, 80, 100, 150, 200, 300)
 _KINDS: tuple[Kind, Kind] = ("aggregated", "split")
 
@@ -148,6 +149,7 @@ def split_text(report: PlanReport) -> str:
     return (
         f"{advice}: {better.kind} gives {_figure(better, report)} {unit}, {worse.kind} "
         f"{_figure(worse, report)} ({gain:+.0%})."
+        + ("" if gain > _ERROR else " That is within the error of these estimates: measure both.")
     )
 
 
