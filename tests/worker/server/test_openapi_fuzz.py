@@ -33,6 +33,7 @@ OTHER_POSTS = [
     "/v1/messages/count_tokens",
     "/tokenize",
     "/detokenize",
+    "/v1/embeddings",
 ]
 KEPT = {
     ("/v1/responses/{response_id}", "GET"),

@@ -130,10 +130,16 @@ async def test_adapters_are_models_of_their_own_and_their_cache_is_apart(rig, ht
 
 async def test_embeddings_need_another_model(http):
     reply = await http.post("/v1/embeddings", json={"model": "tiny", "input": "a"})
-    other = await http.post("/v1/images", json={})
 
-    assert (reply.status_code, other.status_code) == (404, 404)
-    assert reply.json()["error"]["message"].startswith(
-        "/v1/embeddings: embeddings need an embedding model, and the models that are served here"
+    assert reply.status_code == 404
+    assert reply.json()["error"]["message"] == (
+        "the model that is served generates text, and makes no embeddings: ask a PDCluster whose "
+        "model does, of engine.type: vllm with roles.mixed and model.frontend: engine"
     )
-    assert "there is no such path" in other.json()["error"]["message"]
+
+
+async def test_unknown_path_is_a_404_that_names_the_others(http):
+    reply = await http.post("/v1/images", json={})
+
+    assert reply.status_code == 404
+    assert "there is no such path" in reply.json()["error"]["message"]

@@ -7,7 +7,7 @@ import pytest
 
 from pdcluster_worker.errors import ConfigError, RequestError
 from pdcluster_worker.stock_engine import front_end
-from pdcluster_worker.stock_engine.front_end import PATHS, ask, check_endpoints
+from pdcluster_worker.stock_engine.front_end import EMBEDDINGS, PATHS, ask, check_endpoints
 from pdcluster_worker.stock_engine.http import HttpFailedError, StockClient
 from tests.worker.stock_engine.fake_vllm import FakeVllm, fake_vllm
 
@@ -47,6 +47,25 @@ async def test_an_engine_that_is_gone_or_silent_is_said_to_be(
             await ask(StockClient(fake.port), "/detokenize", b"{}")
     with pytest.raises(HttpFailedError, match="cannot connect"):
         await ask(StockClient(fake.port), "/detokenize", b"{}")
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (EMBEDDINGS, "generates text, and makes no embeddings: ask a PDCluster whose model does"),
+        (PATHS[0], "makes embeddings, and generates no text: use /v1/embeddings"),
+    ],
+)
+async def test_an_endpoint_that_the_model_lacks_is_a_404_with_the_way_out(
+    path: str, words: str
+) -> None:
+    async with fake_vllm() as fake:
+        asking = asyncio.create_task(ask(StockClient(fake.port), path, b"{}"))
+        await (await asyncio.wait_for(fake.calls.get(), 10)).answer(b"{}", 404)
+        with pytest.raises(RequestError, match=words) as e:
+            await asking
+
+    assert e.value.status == 404
 
 
 @pytest.mark.parametrize("status", [403, 404, 405])

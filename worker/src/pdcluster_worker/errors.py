@@ -71,6 +71,21 @@ def field_error(param: str, words: str) -> RequestError:
     return RequestError(f"{param}: {words}", param=param)
 
 
+def no_embeddings() -> RequestError:
+    return RequestError(
+        "the model that is served generates text, and makes no embeddings: ask a PDCluster whose "
+        "model does, of engine.type: vllm with roles.mixed and model.frontend: engine",
+        status=404,
+    )
+
+
+def embeds_only() -> RequestError:
+    return RequestError(
+        "the model that is served makes embeddings, and generates no text: use /v1/embeddings",
+        status=404,
+    )
+
+
 class ContextLengthError(RequestError):
     """max_tokens: of the answer, None where the prompt alone is too long; most: of both."""
 

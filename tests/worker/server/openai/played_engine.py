@@ -33,6 +33,8 @@ class PlayedEngine:
     async def ask(self, path: str, body: bytes) -> bytes:
         fields = json.loads(body)
         self.calls.append((path, fields))
+        if path == "/v1/embeddings":
+            return json.dumps({"object": "list", "asked": fields}).encode()
         if path.endswith("/derender"):
             return json.dumps(await self._derender(path, fields)).encode()
         if path == "/detokenize":

@@ -50,7 +50,13 @@ def config(folder: Path, port: int, *command: str, size: int = 1, **more: Any) -
 
 @asynccontextmanager
 async def started(folder: Path, port: int, *command: str, **more: Any) -> AsyncIterator[StockChild]:
-    (child,) = StockServer(config(folder, port, *command, **more)).ranks
+    async with started_by(config(folder, port, *command, **more)) as child:
+        yield child
+
+
+@asynccontextmanager
+async def started_by(given: WorkerConfig) -> AsyncIterator[StockChild]:
+    (child,) = StockServer(given).ranks
     await child.start()
     try:
         yield child

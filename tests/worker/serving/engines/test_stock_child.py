@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdcluster_worker.errors import WRONG_SETTING
+from pdcluster_worker.config.worker import ModelConfig, Role, WorkerConfig
+from pdcluster_worker.errors import WRONG_SETTING, RequestError
 from pdcluster_worker.messages.engine import Submit
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
@@ -27,6 +28,7 @@ from tests.worker.serving.engines.stock_server import (
     params_of,
     served,
     started,
+    started_by,
     warm_up,
 )
 from tests.worker.stock_engine.fake_vllm import end_events, fake_vllm, tokens_event
@@ -194,6 +196,36 @@ async def test_an_engine_that_generates_nothing_is_none(tmp_path, status, messag
         with pytest.raises(EngineDiedError, match=message):
             await asyncio.wait_for(child.client.ready(), 10)
         assert child.exit_status.result() == exit_status
+
+
+def of_embeddings(folder: Path, port: int, role: Role) -> WorkerConfig:
+    model = ModelConfig(name="m", path=str(folder), frontend="engine")
+    return msgspec.structs.replace(config(folder, port), role=role, model=model)
+
+
+async def test_a_model_that_makes_embeddings_serves_and_is_given_no_text(tmp_path):
+    async with fake_vllm() as fake:
+        fake.pages = pages()
+        async with started_by(of_embeddings(tmp_path, fake.port, "mixed")) as child:
+            await (await asyncio.wait_for(fake.calls.get(), 10)).answer(b"{}", 400)
+            ready = await asyncio.wait_for(child.client.ready(), 10)
+            outputs = child.client.open("r")
+            child.client.send(Submit(RequestSpec("r", [1], SamplingParams(max_tokens=1, seed=1))))
+            with pytest.raises(RequestError, match="makes embeddings, and generates no text"):
+                await asyncio.wait_for(outputs.get(), 10)
+
+    assert (ready.max_model_len, fake.calls.empty()) == (99, True)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_model_that_makes_embeddings_is_for_mixed_workers(tmp_path, role):
+    async with fake_vllm() as fake:
+        fake.pages = pages()
+        async with started_by(of_embeddings(tmp_path, fake.port, role)) as child:
+            await (await asyncio.wait_for(fake.calls.get(), 10)).answer(b"{}", 400)
+            with pytest.raises(EngineDiedError, match=r"has no decode: give it roles\.mixed alone"):
+                await asyncio.wait_for(child.client.ready(), 10)
+            assert child.exit_status.result() == WRONG_SETTING
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from pdcluster_worker.server.http.limits import BodyReader, EarlyResponse, Limit
 from pdcluster_worker.server.http.request_context import IGNORED_HEADER, RequestContextMiddleware
 from pdcluster_worker.server.http.routes import document
 from pdcluster_worker.server.openai.completions import CHAT, COMPLETIONS, completion_routes
+from pdcluster_worker.server.openai.embeddings import embedding_routes
 from pdcluster_worker.server.openai.own_front_end import OwnFrontEnd
 from pdcluster_worker.server.openai.tokenize_route import DETOKENIZE, TOKENIZE, tokenize_routes
 from pdcluster_worker.server.page.route import page_routes
@@ -36,6 +37,7 @@ from pdcluster_worker.server.responses.route import PATH as RESPONSES
 from pdcluster_worker.server.responses.route import response_routes
 from pdcluster_worker.server.state_routes import model_routes, state_routes, trace_route
 from pdcluster_worker.server.text.tokenizer import Tokenizer
+from pdcluster_worker.stock_engine.front_end import EMBEDDINGS
 from pdcluster_worker.tracing.request_trace import RecentTraces
 
 DEFAULT_PARSERS = ParserNames()
@@ -82,6 +84,7 @@ def create_app(
     reader = BodyReader(lambda: policy().admission.max_body_bytes, limits)
     routes = [
         *completion_routes(serving, reader),
+        *embedding_routes(serving, reader),
         *tokenize_routes(serving, reader),
         *message_routes(serving, reader),
         *response_routes(serving, reader),
@@ -115,7 +118,7 @@ def create_prefill_app(
             status=404,
         )
 
-    paths = (CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE, MESSAGES, COUNT_PATH, RESPONSES)
+    paths = (CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE, MESSAGES, COUNT_PATH, RESPONSES, EMBEDDINGS)
     routes = [Route(path, refuse, methods=["POST"]) for path in paths]
     return _application(
         *(routes, worker, metrics, policy, clock),

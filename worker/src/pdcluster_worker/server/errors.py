@@ -21,7 +21,6 @@ CONTEXT = "pdcluster.context"
 """Key of the `RequestContext` in a request's scope."""
 
 MESSAGES = "/v1/messages"
-EMBEDDINGS = "/v1/embeddings"
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NOTED_CHARACTERS = 200
@@ -156,12 +155,7 @@ def error_handlers(rejected: Counter) -> dict[type[Exception], Handler]:
         headers = dict(error.headers or {})
         path, status = request.url.path, error.status_code
         message = str(error.detail or HTTPStatus(status).phrase)
-        if path == EMBEDDINGS:
-            message = (
-                f"{path}: embeddings need an embedding model, and the models that are served here "
-                "generate text: send the request to a server of an embedding model"
-            )
-        elif status == 404:
+        if status == 404:
             message = (
                 f"{request.method} {path}: there is no such path: /openapi.json lists those that "
                 "are served"

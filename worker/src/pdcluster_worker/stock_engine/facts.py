@@ -23,7 +23,7 @@ from pdcluster_worker.messages.engine import EngineReady
 from pdcluster_worker.messages.facts import UNKNOWN_DEVICE, DeviceFacts, KVGeometry
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 from pdcluster_worker.stock_engine.engine_api import VLLM_API, EngineApi
-from pdcluster_worker.stock_engine.front_end import MISSING, check_endpoints
+from pdcluster_worker.stock_engine.front_end import MISSING, check_endpoints, makes_embeddings
 from pdcluster_worker.stock_engine.http import HttpFailedError, StockClient
 from pdcluster_worker.stock_engine.metrics_page import Scrape
 from pdcluster_worker.system.fingerprint import fingerprint
@@ -45,10 +45,11 @@ _LEAST_USED = 0.01  # of a GPU's memory: an idle one uses less, a serving engine
 
 @dataclass(frozen=True, slots=True)
 class StockFacts:
-    """Facts of one rank.  scrape: its numbers at that time."""
+    """Facts of one rank.  scrape: its numbers at that time.  embeds: it generates no text."""
 
     ready: EngineReady
     scrape: Scrape
+    embeds: bool = False
 
 
 class _Version(msgspec.Struct):
@@ -73,9 +74,10 @@ async def read_facts(
     unknown = api.unknown_version(version)
     if unknown and not config.engine.vllm.allow_unknown_version:
         raise ConfigError(f"{unknown}, or set engine.allowUnknownVersion: true")
-    card = await _check_served(http, config, version)
+    embeds = await _makes_embeddings(http, config)
+    card = await _check_served(http, config, "" if embeds else version)
     shape = await asyncio.to_thread(read_shape, Path(config.model.path))
-    longest = await _warm_up_all(ranks, config, api, version)
+    longest = [0.0] * len(ranks) if embeds else await _warm_up_all(ranks, config, api, version)
     scrapes = api.read_numbers(await http.get_patiently(api.numbers_path), len(ranks))
     if not all(scrape.num_blocks and scrape.block_size for scrape in scrapes):
         named = f"{api.name} {version}"
@@ -119,6 +121,7 @@ async def read_facts(
                 longest_step_seconds=longest[rank],
             ),
             scrape,
+            embeds,
         )
         for rank, scrape in enumerate(scrapes)
     ]
@@ -135,9 +138,20 @@ def _note_of(name: str, version: str, unknown: str, tagged: str) -> str:
     return ""
 
 
+async def _makes_embeddings(http: StockClient, config: WorkerConfig) -> bool:
+    """Raises ConfigError for a worker that is to generate text."""
+    embeds = config.model.frontend == "engine" and await makes_embeddings(http)
+    if embeds and config.role != "mixed":
+        raise ConfigError("a model that makes embeddings has no decode: give it roles.mixed alone")
+    return embeds
+
+
 async def _check_served(http: StockClient, config: WorkerConfig, version: str) -> _Card:
-    """The card of the model.  Raises ConfigError where the engine lacks what the object names."""
-    if config.model.frontend == "engine":
+    """The card of the model.  version: of an engine that is to have the endpoints for text.
+
+    Raises ConfigError where the engine lacks what the object names.
+    """
+    if version and config.model.frontend == "engine":
         await check_endpoints(http, version)
     models = msgspec.json.decode(await http.get_patiently("/v1/models"), type=_Models).data
     lacking = {*config.model.adapters} - {card.id for card in models}
@@ -201,7 +215,8 @@ async def _warm_up_all(
             raise
         raise ConfigError(
             f"{api.name} {version} has no {api.generate_path} for this model: give one that "
-            "generates text, and leave --runner and --convert out of engine.args"
+            "generates text, and leave --runner and --convert out of engine.args; one that makes "
+            "embeddings needs roles.mixed and model.frontend: engine"
         ) from e
 
 

@@ -1,8 +1,14 @@
-"""Calls of vLLM's front end: its render, derender and token endpoints."""
+"""Calls of vLLM's front end: its render, derender and token endpoints, and its embeddings."""
 
 import asyncio
 
-from pdcluster_worker.errors import CONTEXT_LENGTH_EXCEEDED, ConfigError, RequestError
+from pdcluster_worker.errors import (
+    CONTEXT_LENGTH_EXCEEDED,
+    ConfigError,
+    RequestError,
+    embeds_only,
+    no_embeddings,
+)
 from pdcluster_worker.stock_engine.http import HttpFailedError, StockClient
 from pdcluster_worker.stock_engine.responses import read_error
 
@@ -11,6 +17,8 @@ PATHS = (
     *(f"{path}/{end}" for path in (CHAT, COMPLETIONS) for end in ("render", "derender")),
     DETOKENIZE,
 )
+
+EMBEDDINGS = "/v1/embeddings"  # of models that generate no text, which have no others
 
 ASK_SECONDS = 60.0  # for the longest prompt
 
@@ -23,6 +31,8 @@ async def ask(http: StockClient, path: str, body: bytes) -> bytes:
     status, answer = await _post(http, path, body)
     if status == 200:
         return answer
+    if status in MISSING:
+        raise no_embeddings() if path == EMBEDDINGS else embeds_only()
     error = read_error(status, answer)
     if not error.is_refusal:
         raise HttpFailedError(f"the engine answered {status} to {path}: {error}")
@@ -43,6 +53,12 @@ async def check_endpoints(http: StockClient, version: str) -> None:
                 f"model.frontend is engine, and vLLM {version} has no {path}: use an image of 0.30 "
                 "or newer, or leave model.frontend out"
             )
+
+
+async def makes_embeddings(http: StockClient) -> bool:
+    """True for a model that makes embeddings, and no text."""
+    status, _ = await _post(http, EMBEDDINGS, b"{}")
+    return status not in MISSING
 
 
 async def _post(http: StockClient, path: str, body: bytes) -> tuple[int, bytes]:

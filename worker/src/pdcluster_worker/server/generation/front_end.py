@@ -6,7 +6,7 @@ endpoints (docs/design/engine-front-end.md).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from pdcluster_worker.messages.requests import Image
 from pdcluster_worker.server.generation.chat_answer import ModelParsers
@@ -61,3 +61,7 @@ class FrontEnd(Protocol):
     ) -> list[int]: ...
 
     async def decode(self, served: ServedModel, token_ids: list[int], num_bytes: int) -> str: ...
+
+    async def embed(self, fields: dict[str, Any]) -> bytes:
+        """JSON of the answer to a request for embeddings."""
+        ...

@@ -65,7 +65,9 @@ def context_of(request: Request) -> RequestContext:
 
 
 def may_generate(path: str) -> bool:
-    return path not in ("/tokenize", "/detokenize") and not path.endswith("/count_tokens")
+    return path not in ("/tokenize", "/detokenize", "/v1/embeddings") and not path.endswith(
+        "/count_tokens"
+    )
 
 
 def note_key(scope: Scope, key: str, tenant: str) -> None:

@@ -21,7 +21,7 @@ from pdcluster_worker.server.openai.own_front_end import completion_sampling_of,
 from pdcluster_worker.server.schemas.chat_fields import NamedToolChoice
 from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest, Generate
 from pdcluster_worker.server.schemas.structured import constraint_of
-from pdcluster_worker.stock_engine.front_end import CHAT, COMPLETIONS, DETOKENIZE
+from pdcluster_worker.stock_engine.front_end import CHAT, COMPLETIONS, DETOKENIZE, EMBEDDINGS
 from pdcluster_worker.stock_engine.generate_api import structured
 
 _CHAT_FIELDS = {
@@ -134,6 +134,9 @@ class EngineFrontEnd:
     async def decode(self, served: ServedModel, token_ids: list[int], num_bytes: int) -> str:
         body = {"model": served.model_name, "tokens": token_ids}
         return _detokenized(await self._render_call(DETOKENIZE, body)).prompt
+
+    async def embed(self, fields: dict[str, Any]) -> bytes:
+        return await self._ask(EMBEDDINGS, _encode(fields))
 
     async def _render(
         self, model: str, texts: list[str], fields: dict[str, Any] | None = None

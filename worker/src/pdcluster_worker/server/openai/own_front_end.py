@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pdcluster_schema.text import quoted
-from pdcluster_worker.errors import RequestError, field_error
+from pdcluster_worker.errors import RequestError, field_error, no_embeddings
 from pdcluster_worker.messages.requests import Constraint
 from pdcluster_worker.server.generation.answer_format import (
     answer_constraint,
@@ -46,6 +46,9 @@ class OwnFrontEnd:
 
     async def decode(self, served: ServedModel, token_ids: list[int], num_bytes: int) -> str:
         return await off_loop(num_bytes, served.tokenizer.decode, token_ids)
+
+    async def embed(self, fields: dict[str, Any]) -> bytes:
+        raise no_embeddings()
 
 
 def _completion(served: ServedModel, request: CompletionRequest) -> tuple[Prepared, list[str]]:

@@ -5,6 +5,7 @@ Its ranks live and end together, since one HTTP server stands before all of them
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from pdcluster_worker.backoff import run_until_first_ends
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.worker import WorkerConfig
-from pdcluster_worker.errors import WRONG_SETTING, WorkerError
+from pdcluster_worker.errors import WRONG_SETTING, WorkerError, embeds_only
 from pdcluster_worker.messages.engine import Begin, Stop
 from pdcluster_worker.serving.engines.client import EngineClient
 from pdcluster_worker.serving.engines.group import Child
@@ -125,6 +126,8 @@ class StockServer:
 
     async def _serve(self) -> None:
         served = await self._served()
+        if served[0].embeds:
+            self.api = replace(self.api, refusal=lambda _: (str(embeds_only()), "model"))
         page = StockMetrics(
             self._clients[0],
             [facts.scrape for facts in served],
