@@ -109,7 +109,9 @@ async def test_it_shows_an_answer_as_it_comes_its_figures_and_where_it_ran(
     await expect(page.locator("#events tr").first).to_contain_text("issued")
     assert rig.backend.calls[-1][1] == "remote"
 
+    await page.get_by_label("Max tokens").fill("3")
     await ask(page, "And now?")
+    await expect(answer.last).to_contain_text("3 tokens · cut at Max tokens · prefill remote")
     await expect(page.locator("#log article")).to_have_count(4)
     assert "Hello, world!" in rig.prompt()
 
@@ -184,10 +186,10 @@ async def test_the_key_dialog_opens_until_the_key_is_right_and_the_tab_keeps_it(
     try:
         async with opened(f"http://127.0.0.1:{server.port}", REFUSED) as page:
             dialog = page.get_by_role("dialog", name="API key")
-            await expect(dialog).to_contain_text("you did not provide an API key")
+            await expect(dialog).to_contain_text("This server asks for a key")
             await page.get_by_label("Key", exact=True).fill("guess")
             await page.keyboard.press("Enter")
-            await expect(dialog).to_contain_text("incorrect API key provided")
+            await expect(dialog).to_contain_text("Incorrect API key provided")
             await page.get_by_label("Key", exact=True).fill("sk-alice\N{HORIZONTAL ELLIPSIS}")
             await page.keyboard.press("Enter")  # no header can hold it, so fetch would never ask
             await expect(dialog).to_contain_text("This is no key")
@@ -248,18 +250,25 @@ async def test_a_worker_that_cannot_be_reached_is_tried_again(
     async with opened(url, REFUSED) as page:
         await expect(page.locator("#decode .worker")).to_be_visible()
         await server.close()
-        await expect(page.get_by_role("alert")).to_contain_text("The worker cannot be reached")
+        alert = page.get_by_role("alert")
+        await expect(alert).to_contain_text("The worker cannot be reached. What is below is")
+        await expect(page.locator("body")).to_have_attribute("data-stale", "yes")
         await ask(page)
         await expect(page.locator("#log .error")).to_have_text("The connection broke off")
         again = await serve(rig.app, "127.0.0.1", server.port)
-        await expect(page.get_by_role("alert")).to_be_hidden()
+        await expect(alert).to_be_hidden()
+        await expect(page.locator("body")).not_to_have_attribute("data-stale", "yes")
         await again.close()
 
 
 async def test_a_worker_that_loads_its_model_says_so(rig: Rig, url: str) -> None:
     rig.backend.not_ready = "this worker is not ready: the engine is loading the model"
     async with opened(url, REFUSED) as page:
-        await expect(page.get_by_role("alert")).to_contain_text("the engine is loading the model")
+        await expect(page.get_by_role("alert")).to_contain_text(
+            "This worker is not ready: the engine is loading the model"
+        )
+        await expect(page.locator("#health")).to_have_text("not ready")
+        await expect(page.get_by_role("region", name="Workers")).to_be_hidden()
 
 
 async def test_a_phone_shows_all_of_it_without_scrolling_sideways(url: str) -> None:

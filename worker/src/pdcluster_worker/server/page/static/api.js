@@ -7,6 +7,7 @@ const KEY = "pdcluster-api-key";
 const SVG = "http://www.w3.org/2000/svg";
 const KEY_CHARACTERS =
   "This is no key: a key has letters A to Z and a to z, digits and signs of ASCII, and no space.";
+const ASKS = "This server asks for a key: that of pdctl up --api-key, or one that its operator gave you.";
 const LIMIT = 10000;
 let asking = null;
 
@@ -18,7 +19,7 @@ export async function call(path, options = {}) {
     const signal = options.signal ?? AbortSignal.timeout(LIMIT);
     const response = await fetch(path, { ...options, headers, signal });
     if (response.status !== 401) return response;
-    const message = await messageOf(response);
+    const message = key ? await messageOf(response) : ASKS;
     if (key === sessionStorage.getItem(KEY)) sessionStorage.removeItem(KEY);
     if (!sessionStorage.getItem(KEY)) await (asking ??= askForKey(message));
   }
@@ -32,7 +33,7 @@ export async function messageOf(response) {
 
 function askForKey(message) {
   const dialog = $("login");
-  $("login-text").textContent = message;
+  $("login-text").textContent = sentence(message);
   dialog.showModal();
   return new Promise((done) => {
     dialog.oncancel = (event) => event.preventDefault();
@@ -50,6 +51,8 @@ function askForKey(message) {
   });
 }
 
+export const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
 export function html(name, attributes = {}, ...children) {
   return filled(document.createElement(name), attributes, children);
 }
@@ -64,10 +67,8 @@ function filled(element, attributes, children) {
   return element;
 }
 
-/** Why a call got no answer. */
-export function problemOf(error, unreachable) {
-  return error instanceof TypeError || error.name === "TimeoutError" ? unreachable : error.message;
-}
+/** Whether a call got no answer. */
+export const isUnanswered = (error) => error instanceof TypeError || error.name === "TimeoutError";
 
 /** A pod's name without its cluster's. */
 export function short(pod) {

@@ -1,5 +1,5 @@
 // The chat box.
-import { $, amount, call, html, messageOf, milliseconds, problemOf, seen } from "./api.js";
+import { $, amount, call, html, isUnanswered, messageOf, milliseconds, seen } from "./api.js";
 import { showTrace } from "./trace.js";
 
 let messages = [];
@@ -43,7 +43,8 @@ async function ask(text) {
     await read(response, answer, measured);
   } catch (error) {
     const aborted = error.name === "AbortError";
-    problem = aborted ? "Stopped" : problemOf(error, "The connection broke off");
+    problem = isUnanswered(error) ? "The connection broke off" : error.message;
+    if (aborted) problem = "Stopped";
   }
   answer.setAttribute("aria-busy", "false");
   if (measured.first || measured.tokens) keep(measured.text);
@@ -107,6 +108,7 @@ function dataOf(event) {
 function take(chunk, answer, measured) {
   if (chunk.error) throw new Error(chunk.error.message);
   measured.tokens = chunk.usage?.completion_tokens ?? measured.tokens;
+  measured.end = chunk.choices[0]?.finish_reason ?? measured.end;
   const { content, reasoning_content: reasoning } = chunk.choices[0]?.delta ?? {};
   if (!content && !reasoning) return;
   measured.last = performance.now();
@@ -130,13 +132,14 @@ async function* pieces(stream) {
   for (let next; !(next = await reader.read()).done; ) yield next.value;
 }
 
-function describe({ began, first, last, tokens }, place) {
+function describe({ began, first, last, tokens, end }, place) {
   if (!first) return "";
   const parts = [`first token after ${milliseconds(first - began)}`];
   if (tokens > 1 && last > first) {
     parts.push(`${amount(((tokens - 1) * 1000) / (last - first))} tokens/s`);
   }
   if (tokens) parts.push(`${tokens} ${tokens === 1 ? "token" : "tokens"}`);
+  if (end === "length") parts.push("cut at Max tokens");
   if (place) parts.push(`prefill ${place}`);
   return parts.join(" · ");
 }

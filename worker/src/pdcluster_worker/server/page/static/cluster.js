@@ -1,8 +1,12 @@
 // Workers, KV on its way between them, and the last hour; read again every two seconds.
-import { $, amount, bytes, call, html, messageOf, problemOf, seen, short, svg } from "./api.js";
+import {
+  $, amount, bytes, call, html, isUnanswered, messageOf, seen, sentence, short, svg,
+} from "./api.js";
 import { drawConditions } from "./conditions.js";
 
 const PERIOD = 2000, LONGEST = 30000, WINDOW = 20000;
+let seenAt = 0;
+const seconds = (milliseconds) => `${Math.round(milliseconds / 1000)} s`;
 const samples = []; // of the last seconds, for rates
 let moving = new Set(); // pods to or from which KV is on its way
 
@@ -18,13 +22,19 @@ async function follow() {
       const now = Date.parse(response.headers.get("date")) || Date.now();
       drawConditions(seen.overview.conditions, now);
       wait = PERIOD;
+      seenAt = performance.now();
       $("trouble").hidden = true;
+      delete document.body.dataset.stale;
     } catch (error) {
-      wait = Math.min(2 * wait, LONGEST);
-      const what = problemOf(error, "The worker cannot be reached");
-      $("trouble").textContent = `${what}. Trying again in ${Math.round(wait / 1000)} s.`;
+      const lost = isUnanswered(error);
+      wait = lost ? Math.min(2 * wait, LONGEST) : 2 * PERIOD; // one that answers is soon ready
+      const what = lost ? "The worker cannot be reached" : sentence(error.message);
+      const old = `. What is below is ${seconds(performance.now() - seenAt)} old`;
+      $("trouble").textContent =
+        `${what}${seen.overview ? old : ""}. Trying again in ${seconds(wait)}.`;
+      document.body.dataset.stale = "yes";
       $("trouble").hidden = false;
-      say("health", "not reachable", "lost");
+      say("health", lost ? "not reachable" : "not ready", lost ? "lost" : "starting");
     }
     await new Promise((done) => setTimeout(done, wait));
   }
@@ -46,7 +56,7 @@ function draw(overview) {
   document.title = `${overview.cluster} · PDCluster`;
   say("title", overview.cluster);
   const { model, namespace, revision, pod } = overview;
-  const about = [model, `namespace ${namespace}`, `revision ${revision}`, `seen by ${short(pod)}`];
+  const about = [`Serves ${model}`, `namespace ${namespace}`, `revision ${revision}`, `seen by ${short(pod)}`];
   say("about", about.join(" · "));
   const words = `${ready} of ${workers.length} workers ready`;
   const complete = !overview.problem && ready === workers.length;
@@ -173,16 +183,21 @@ function drawWires() {
 function drawHour({ period_seconds: period, ready, remote, local }) {
   const minutes = Math.ceil((remote.length * period) / 60), pod = short(seen.overview.pod);
   say("since", `${minutes} min, as ${pod} has seen it; counts begin again when it restarts`);
-  const step = 1000 / Math.max(20, remote.length); // ten minutes at least
+  const shown = Math.max(20, remote.length); // ten minutes at least
+  const step = 1000 / shown;
+  say("from", `${Math.round((shown * period) / 60)} min ago`);
   const x = (index) => 1000 - step * (remote.length - index);
   drawReplicas(ready, x, step);
   drawPrompts(remote, local, x, step);
 }
 
 function drawReplicas(ready, x, step) {
-  const range = (counts) => `${counts.at(-1)} (${Math.min(...counts)} to ${Math.max(...counts)})`;
-  const texts = Object.entries(ready).map(([role, counts]) => `${role} ${range(counts)}`);
-  say("replicas-text", ["Ready workers", ...texts].join(" · "));
+  const range = (counts) => {
+    const least = Math.min(...counts), most = Math.max(...counts);
+    return counts.at(-1) + (least < most ? ` (${least} to ${most})` : "");
+  };
+  caption("replicas-text", "Ready workers", Object.entries(ready).map(([role, counts]) =>
+    [SIDES[role] ?? "wait", `${role} ${range(counts)}`]));
   const most = Math.max(1, ...Object.values(ready).flat());
   plot("replicas", Object.entries(ready).map(([role, counts]) => svg("path", {
     class: `s-${SIDES[role] ?? "other"}`,
@@ -193,8 +208,8 @@ function drawReplicas(ready, x, step) {
 
 function drawPrompts(remote, local, x, step) {
   const total = (counts) => counts.reduce((sum, count) => sum + count, 0);
-  const texts = [`${total(remote)} prefilled remotely`, `${total(local)} locally`];
-  say("prompts-text", ["Prompts", ...texts].join(" · "));
+  caption("prompts-text", "Prompts", [
+    ["prefill", `${total(remote)} prefilled remotely`], ["decode", `${total(local)} locally`]]);
   const most = Math.max(1, ...remote.map((count, index) => count + local[index]));
   const bar = (index, name, count, under) => svg("rect", {
     class: `f-${name}`,
@@ -207,6 +222,16 @@ function drawPrompts(remote, local, x, step) {
     ...(count ? [bar(index, "prefill", count, 0)] : []),
     ...(local[index] ? [bar(index, "decode", local[index], count)] : []),
   ]));
+}
+
+/** A title and its legend.  parts: colour and text of each */
+function caption(id, title, parts) {
+  const text = [title, ...parts.map(([, part]) => part)].join(" · ");
+  if ($(id).dataset.text === text) return;
+  $(id).dataset.text = text;
+  const legend = parts.map(([colour, part]) =>
+    html("span", {}, " · ", html("i", { class: `f-${colour}` }), part));
+  $(id).replaceChildren(title, ...legend);
 }
 
 const level = (count, most) => 98 - (90 * count) / most;

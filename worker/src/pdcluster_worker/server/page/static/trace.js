@@ -17,15 +17,18 @@ const REASONS = {
 
 export async function showTrace(id, place, degraded) {
   $("request").hidden = false;
+  $("why").textContent = "Its worker is asked for its timeline";
+  for (const part of ["timeline", "spans", "events"]) $(part).replaceChildren();
+  let response = null;
   for (let attempt = 0; attempt < 5; attempt++) {
     // It is kept once the request has ended; and another worker of this address may have answered.
     await new Promise((done) => setTimeout(done, 100 + 200 * attempt));
-    const response = await call(`debug/requests/${id}`).catch(() => null);
+    response = await call(`debug/requests/${id}`).catch(() => null);
     if (response?.ok) return draw((await response.json()).journeys[0], degraded);
   }
-  $("why").textContent =
-    `Prefill ${place}; the worker that answered keeps the trace: pdctl why --request ${id}`;
-  for (const part of ["timeline", "spans", "events"]) $(part).replaceChildren();
+  const lost = response ? `the worker that answered keeps it: pdctl why --request ${id}`
+    : "the worker cannot be reached";
+  $("why").textContent = `Prefill: ${place}. There is no timeline here, ${lost}.`;
 }
 
 function draw({ events, request_id: id }, degraded) {
