@@ -547,7 +547,7 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         _transfer(extraConfig={"kv_lease_duration": 29}),
         "spec.engine.kvTransfer.extraConfig: kv_lease_duration is 29, and a decode worker may read "
         "KV for 30 s; give 30 or more, or leave it out",
-        "spec.engine.kvTransfer.extraConfig",
+        None,
     ),
     (
         _transfer(extraConfig={"num_threads": "4"}),

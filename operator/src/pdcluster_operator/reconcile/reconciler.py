@@ -106,6 +106,9 @@ class Reconciler:
         report = plan_status(desired)
         events = (*cut_short(result.cut), *result.events)
         is_reported = await self._report(found.live, session, report, events)
+        after = self.applier.statuses.after(found.live) if is_reported else None
+        if session.fingerprint and after:
+            session.fingerprint = session.fingerprint.over(after, plan)
         if result.conflict is not None:
             raise result.conflict
         verify_after = session.verification.verify(report.verify, found.live)

@@ -56,6 +56,10 @@ class Fingerprint:
     def holds(self, children: bytes, now: datetime) -> bool:
         return now < self.until and children == self.children
 
+    def over(self, live: Live, plan: ClusterPlan) -> "Fingerprint":
+        """The same after what was reported changed a child."""
+        return replace(self, children=digest_of(live, plan))
+
     def requeue_after_seconds(self, now: datetime) -> float | None:
         return max(0.0, (self.until - now).total_seconds()) if self.is_due else None
 

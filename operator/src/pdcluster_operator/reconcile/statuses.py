@@ -117,14 +117,17 @@ class Statuses:
         return wrote, refused, conflict
 
     def after(self, live: Live) -> Live | None:
-        """The same with the scalers' new statuses; None = a scaler has changed otherwise."""
+        """The same with the scalers' new statuses and the new copy of the conditions; None = one of
+        these children has changed otherwise.
+        """
         children = list(live.children)
+        policy = child_names(live.key.name).policy
         for position, body in enumerate(children):
-            if body["kind"] != POOL_SCALER.name:
+            metadata, kind = body["metadata"], body["kind"]
+            if kind != POOL_SCALER.name and (kind, metadata["name"]) != (CONFIG_MAP.name, policy):
                 continue
-            metadata = body["metadata"]
-            now = self.cache.get(POOL_SCALER.name, metadata["namespace"], metadata["name"])
-            if now is None or _without_status(now) != _without_status(body):
+            now = self.cache.get(kind, metadata["namespace"], metadata["name"])
+            if now is None or _of_others(now) != _of_others(body):
                 return None
             children[position] = now
         return Live(live.body, children)
@@ -138,9 +141,12 @@ def _items(text: str | None) -> Any:
         return None
 
 
-def _without_status(body: Body) -> Body:
+def _of_others(body: Body) -> Body:
+    """What this module does not write of an object."""
     metadata = {key: value for key, value in body["metadata"].items() if key not in _OF_A_WRITE}
-    return {**{key: value for key, value in body.items() if key != "status"}, "metadata": metadata}
+    data = {key: value for key, value in (body.get("data") or {}).items() if key != CONDITIONS_FILE}
+    rest = {key: value for key, value in body.items() if key != "status"}
+    return {**rest, "metadata": metadata, "data": data}
 
 
 async def write_status(

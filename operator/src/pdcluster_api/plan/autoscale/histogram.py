@@ -49,8 +49,8 @@ class LatencyHistogram:
         """Linear between the bounds of a bucket, whose first begins at 0, as `histogram_quantile`
         of Prometheus; of the infinite bucket its lower bound.  None = nothing was observed.
 
-        >>> LatencyHistogram((0.1, 0.5, inf), (50.0, 90.0, 100.0)).percentile(70)
-        0.3
+        >>> LatencyHistogram((0.1, 0.5, inf), (50.0, 90.0, 100.0)).percentile(90)
+        0.5
         """
         if self.count <= 0.0:
             return None
