@@ -15,7 +15,7 @@ SOURCE = "our roofline of schema/accelerators.yaml"
 COMPUTE_SHARE, READ_SHARE = 0.4, 0.5
 """Shares of both rates that measured kernels reach: Llama-3.1-70B FP8 on B200, TP2, a prompt of
 6000 tokens and 64 streams, in the tables of vLLM 0.24."""
-LINK_BYTES = 50e9  # per second of one GPU: a network card of 400 Gbit/s each
+LINK_BYTES = 50e9  # per second of one GPU without networkBytes: a card of 400 Gbit/s each
 _KV_BYTES = 2  # of a value
 
 
@@ -77,9 +77,12 @@ def roofline_profile(
 
 
 def _operations(accelerator: Accelerator, shape: TransformerShape) -> float:
-    """FP8 where weights have 8 bits and the type computes in it; 4-bit weights in 8 at most."""
+    """FP8 where weights have 8 bits, activations too, and the type computes in it; 4-bit weights
+    in 8 at most.
+    """
     dense = float(accelerator.bf16_flops or 0)
-    return float(accelerator.fp8_flops or dense) if shape.weight_bytes <= 1.0 else dense
+    is_small = shape.weight_bytes <= 1.0 and not shape.is_weight_only
+    return float(accelerator.fp8_flops or dense) if is_small else dense
 
 
 def _kv_tokens(memory: int, layout: RankLayout, shape: TransformerShape) -> int:

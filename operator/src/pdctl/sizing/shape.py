@@ -8,15 +8,23 @@ from typing import Any
 
 from pdcluster_api.errors import StartError
 
-_BYTES_OF_QUANTIZED = {"fp8": 1.0, "mxfp4": 0.53, "modelopt_fp4": 0.56, "nvfp4": 0.56}
+_BYTES_OF_QUANTIZED = {
+    "fp8": 1.0,
+    "fbgemm_fp8": 1.0,
+    "mxfp4": 0.53,
+    "modelopt_fp4": 0.56,
+    "nvfp4": 0.56,
+}
 """Bytes of a weight with its scales: 4 bits, and a byte for each 32 (MXFP4) or 16 (NVFP4)."""
+_SCALES = 0.03  # bytes of a 4-bit weight's share of a scale of two bytes and a zero, by 128
 _ATTENTION_FAMILIES = "num_hidden_layers, hidden_size and num_attention_heads"
 
 
 @dataclass(frozen=True)
 class TransformerShape:
     """weights, active_weights: parameters, all and of one token; weight_bytes: of one parameter;
-    kv_values: that a token keeps in all layers; is_latent: of MLA, which each rank holds whole.
+    kv_values: that a token keeps in all layers; is_latent: of MLA, which each rank holds whole;
+    is_weight_only: quantized weights meet activations of 16 bits.
     """
 
     weights: float
@@ -28,10 +36,11 @@ class TransformerShape:
     is_latent: bool
     experts: int
     experts_per_token: int
+    is_weight_only: bool = False
 
     def weights_read(self, tokens: int) -> float:
         """Parameters that a step of so many tokens reads: those of the experts that they meet."""
-        if not self.experts:
+        if self.experts <= self.experts_per_token:
             return self.weights
         shared, routed = self._parts()
         missed = (1.0 - self.experts_per_token / self.experts) ** tokens
@@ -57,16 +66,20 @@ def read_shape(folder: Path) -> TransformerShape:
 
 def shape_of(document: Mapping[str, Any], name: str) -> TransformerShape:
     """Raises StartError (exit code 2) where it is no transformer that is known here."""
-    config = dict(document) | dict(document.get("text_config") or {})
     try:
+        config = dict(document) | dict(document.get("text_config") or {})
         layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
         heads = int(config["num_attention_heads"])
-        attention, kv_of_layer = _attention(config, hidden, heads)
         if min(layers, hidden, heads) < 1:
             raise ValueError(_ATTENTION_FAMILIES)
-    except (KeyError, TypeError, ValueError) as e:
+        return _of_config(config, layers, hidden, heads)
+    except (AttributeError, KeyError, TypeError, ValueError) as e:
         message = f"{name}: has no {_ATTENTION_FAMILIES}; give a decoder-only transformer"
         raise StartError(message, exit_code=2) from e
+
+
+def _of_config(config: Mapping[str, Any], layers: int, hidden: int, heads: int) -> TransformerShape:
+    attention, kv_of_layer = _attention(config, hidden, heads)
     experts, chosen = _experts(config)
     mlp = 3 * hidden * int(config.get("intermediate_size") or 4 * hidden)
     if experts:
@@ -83,6 +96,7 @@ def shape_of(document: Mapping[str, Any], name: str) -> TransformerShape:
         is_latent=bool(config.get("kv_lora_rank")),
         experts=experts,
         experts_per_token=chosen,
+        is_weight_only=_is_weight_only(config.get("quantization_config") or {}),
     )
 
 
@@ -109,7 +123,34 @@ def _experts(config: Mapping[str, Any]) -> tuple[int, int]:
 
 def _weight_bytes(config: Mapping[str, Any]) -> float:
     quantization = config.get("quantization_config") or {}
+    method = _method(quantization)
+    if method in _BYTES_OF_QUANTIZED:
+        return _BYTES_OF_QUANTIZED[method]
+    if bits := _weight_bits(quantization):
+        return bits / 8.0 + (_SCALES if bits < 8 else 0.0)
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    return 4.0 if dtype == "float32" else 2.0
+
+
+def _method(quantization: Mapping[str, Any]) -> str:
     method = str(quantization.get("quant_method", "")).lower()
-    if method == "modelopt":
-        method = str(quantization.get("quant_algo", "")).lower()
-    return _BYTES_OF_QUANTIZED.get(method, 4.0 if config.get("torch_dtype") == "float32" else 2.0)
+    return str(quantization.get("quant_algo", "")).lower() if method == "modelopt" else method
+
+
+def _groups(quantization: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Of compressed-tensors."""
+    return list(dict(quantization.get("config_groups") or {}).values())
+
+
+def _weight_bits(quantization: Mapping[str, Any]) -> int:
+    """As AWQ, GPTQ and compressed-tensors say it; 0 = not said."""
+    of_groups = [
+        int((group.get("weights") or {}).get("num_bits") or 0) for group in _groups(quantization)
+    ]
+    return int(quantization.get("bits") or max(of_groups, default=0))
+
+
+def _is_weight_only(quantization: Mapping[str, Any]) -> bool:
+    if _method(quantization) in _BYTES_OF_QUANTIZED:
+        return False
+    return not any(group.get("input_activations") for group in _groups(quantization))

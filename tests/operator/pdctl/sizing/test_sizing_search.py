@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from pdctl.sizing.manifest import break_even_tokens
+from pdctl.sizing.manifest import PlannedModel, break_even_tokens, manifest_of
 from pdctl.sizing.search import (
     EngineProfile,
     Objective,
@@ -16,6 +16,7 @@ from pdctl.sizing.search import (
     front,
     placements,
 )
+from pdctl.sizing.shape import shape_of
 from pdctl.sizing.waiting import MAX_UTILIZATION, max_utilization, wait_seconds
 
 GOAL = Objective(1000, 101, ttft_seconds=2.0, itl_seconds=0.05)
@@ -66,6 +67,45 @@ def test_a_split_matches_decode_to_prefill_and_counts_the_transfer():
     # four workers of 20 streams, 100 steps of 0.03 s: 6.67 requests a second each
     assert found.requests_per_second == pytest.approx(4 * 20 / (100 * 0.03))
     assert found.requests_per_second < 4 * MAX_UTILIZATION / 0.1
+
+
+def test_a_prompt_of_a_data_parallel_worker_has_the_links_of_its_own_rank():
+    ranks = replace(FAST, layout=RankLayout(1, 2))
+    assert {one.transfer_seconds for one in _splits(GIVEN, ranks)} == {0.05}
+    assert {one.transfer_seconds for one in _splits(GIVEN, FAST)} == {0.025}
+
+
+def test_a_split_sends_its_own_prompts_to_prefill():
+    [one, *_] = _splits(GIVEN, replace(FAST, mixed={(8010, 10): 0.5, (8020, 20): 0.5}))
+    slack = replace(GIVEN, objective=replace(GOAL, itl_seconds=1.0))
+    spec = manifest_of(PlannedModel("m", "vllm", False), one, slack)["spec"]
+    assert spec["routing"]["offload"]["prefillLengthThreshold"] == 999
+
+
+@pytest.mark.parametrize(
+    ("quantization", "bytes_of_weight", "is_weight_only"),
+    [
+        ({"quant_method": "awq", "bits": 4}, 0.53, True),
+        ({"quant_method": "gptq", "bits": 8}, 1.0, True),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "group_0": {"weights": {"num_bits": 8}, "input_activations": {"num_bits": 8}}
+                },
+            },
+            1.0,
+            False,
+        ),
+        ({"quant_method": "fp8"}, 1.0, False),
+        ({"quant_method": "of tomorrow"}, 2.0, True),
+    ],
+)
+def test_weights_have_the_bits_of_their_quantization(quantization, bytes_of_weight, is_weight_only):
+    config = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+    shape = shape_of(config | {"quantization_config": quantization}, "m")
+    assert shape.weight_bytes == pytest.approx(bytes_of_weight)
+    assert shape.is_weight_only == is_weight_only
 
 
 def test_prefill_and_decode_share_the_gpus_of_one_type():
