@@ -119,7 +119,7 @@ def plan_for_objective(options: SloOptions) -> None:
     chosen = report.chosen
     if not chosen:
         raise _none_fits(all_placements, profiles, given)
-    planned = PlannedModel(Path(model).name, options.engine, found.has_fp8_kv)
+    planned = PlannedModel(Path(model).resolve().name, options.engine, found.has_fp8_kv)
     document = manifest_of(planned, chosen[0], given)
     parse_applied(document)
     _print(report, document, options)
@@ -195,7 +195,7 @@ def _counts(texts: Sequence[str]) -> dict[str, int]:
             why = "has no numbers" if gpu in accelerators() else "is not known"
             near = difflib.get_close_matches(gpu.upper(), known, 1, 0.0)[0]
             raise _fault(f"--gpu {gpu}: {why}; the nearest type with numbers is {near}")
-        if number != int(number) or not 1 <= number <= _MAX_GPUS:
+        if not (1 <= number <= _MAX_GPUS and number.is_integer()):
             raise _fault(f"--gpu {gpu}={number:g}: give a whole number of 1 to {_MAX_GPUS}")
         found[gpu] = int(number)
     return found
@@ -289,15 +289,23 @@ class _Profiles:
                 f"{', '.join(shares)}; the package interpolates or derives the rest."
             )
 
+    def _most(self, gpu: str) -> int:
+        """Ranks of one worker."""
+        return min(self._gpus[gpu], _NODES.get(gpu, _MAX_RANKS))
+
+    @property
+    def _request_bytes(self) -> float:
+        return self.kv_bytes * (self._goal.input_tokens + self._goal.output_tokens)
+
     def _of(self, gpu: str) -> list[EngineProfile]:
-        layouts = _layouts(self._shape, min(self._gpus[gpu], _NODES.get(gpu, _MAX_RANKS)))
+        layouts = _layouts(self._shape, self._most(gpu))
         if self._tables and gpu in tables.SYSTEMS:
             found = self._tables.profiles(gpu, layouts, self._goal)
             without = [each for each in self._tables.unfit if each.startswith(f"{gpu} ")]
             if found or len(without) == len(layouts):
                 self._links.append(self._tables.link_bytes(gpu))
                 return found
-        self._links.append(LINK_BYTES)
+        self._links.append(float(accelerators()[gpu].network_bytes or LINK_BYTES))
         if self._tables:
             self.notes.append(f"{gpu}: the tables have no step of this model; taken from {SOURCE}.")
         accelerator = accelerators()[gpu]
@@ -317,7 +325,13 @@ class _Profiles:
         weights = self._shape.weights * self._shape.weight_bytes
         memory = {gpu: accelerators()[gpu].memory_bytes or 1 for gpu in self._gpus}
         gpu = max(memory, key=lambda name: memory[name])
-        needed = 1 << math.ceil(math.log2(weights / (tables.MEMORY_SHARE * memory[gpu]) + 1e-9))
+        if any(weights < tables.MEMORY_SHARE * memory[each] * self._most(each) for each in memory):
+            return _fault(
+                f"--input: no worker holds the weights, {weights / 1e9:.0f} GB, and the KV of one "
+                f"request, {self._request_bytes / 1e9:.3g} GB, on {_counted(self._gpus)}; give "
+                "fewer tokens, or more GPUs for a worker"
+            )
+        needed = 1 << math.ceil(math.log2(weights / (tables.MEMORY_SHARE * memory[gpu])))
         return _fault(
             f"--gpu: no worker holds the model: its weights are {weights / 1e9:.0f} GB, and "
             f"{_counted(self._gpus)} have {memory[gpu] / 1e9:.0f} GB each at most; a worker of "

@@ -1,5 +1,6 @@
 """The PDCluster of a placement, with routing, autoscale and the parallelism of each role."""
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ def manifest_of(model: PlannedModel, plan: Placement, given: SearchInput) -> dic
         "rollout": {"strategy": "Recreate"},
     }
     if plan.kind == "split":
-        length = break_even_tokens(plan.roles[1], goal.itl_seconds)
+        # the plan computes its own prompts on prefill workers, whatever a decode step would bear
+        length = min(break_even_tokens(plan.roles[1], goal.itl_seconds), goal.input_tokens - 1)
         spec["routing"] = {"offload": {"prefillLengthThreshold": length}}
     else:
         spec["routing"] = {"decodeScore": {"policy": "leastRequest"}}
@@ -128,14 +130,22 @@ def _autoscale(plan: Placement, given: SearchInput) -> dict[str, Any]:
     used = {gpu: number for gpu, number in given.gpus.items() if gpu in plan.gpus_of}
     found: dict[str, Any] = {
         "mode": "Advise",
-        "decode": {"tpotSeconds": goal.itl_seconds},
+        "objective": {
+            "ttft": _latency(goal.ttft_seconds, goal.percentile),
+            "itl": _latency(goal.itl_seconds, goal.percentile),
+        },
         "budget": {"perGpu": used},
     }
-    if plan.kind == "split":
-        found["prefill"] = {"ttftSeconds": goal.ttft_seconds}
     if costs := {gpu: price for gpu, price in given.prices.items() if gpu in used}:
         found["cost"] = costs
     return found
+
+
+def _latency(seconds: float, percentile: float | None) -> dict[str, Any]:
+    """The autoscaler knows whole percentiles up to 99."""
+    if percentile is None:
+        return {"seconds": seconds}
+    return {"seconds": seconds, "percentile": min(99, math.ceil(percentile))}
 
 
 def manifest_text(document: dict[str, Any], head: str) -> str:

@@ -172,7 +172,7 @@ def _method_text(report: PlanReport) -> str:
     goal = given.objective
     text = (
         f"TTFT has the wait for prefill (M/D/n) and, in a split, {given.prompt_kv_bytes / 1e6:.0f} "
-        f"MB of KV at {given.link / 1e9:g} GB/s for each GPU of the narrower worker; ITL is "
+        f"MB of KV at {given.link / 1e9:g} GB/s for each GPU of the narrower rank; ITL is "
     )
     if goal.percentile is None:
         return text + "the mean step. Both are means: --percentile plans for one."

@@ -240,21 +240,24 @@ class _Prefill:
 
 
 def _splits(profiles: Sequence[EngineProfile], given: SearchInput) -> Iterator[Placement]:
-    widths = sorted({profile.layout.gpus for profile in profiles})
+    widths = sorted({profile.layout.tensor for profile in profiles})
     prefills = {width: _prefills(profiles, given, width) for width in widths}
     for profile in profiles:
         for streams in profile.decode:
             if decode := _decode(profile, streams, given):
-                yield from _matched(prefills[profile.layout.gpus], decode, given)
+                yield from _matched(prefills[profile.layout.tensor], decode, given)
 
 
 def _prefills(profiles: Sequence[EngineProfile], given: SearchInput, width: int) -> list[_Prefill]:
-    """The fastest of each GPU type and number of GPUs, beside decode workers of so many GPUs."""
+    """The fastest of each GPU type and number of GPUs, beside decode ranks of so many GPUs.
+
+    A prompt's KV lies on one data-parallel rank, so it has the links of that rank alone.
+    """
     goal = given.objective
     chosen: dict[tuple[str, int], _Prefill] = {}
     for profile in profiles:
         gpus = profile.layout.gpus
-        transfer = given.prompt_kv_bytes / (given.link * min(gpus, width))
+        transfer = given.prompt_kv_bytes / (given.link * min(profile.layout.tensor, width))
         for prompts, seconds in profile.prefill.items():
             if prompts * goal.input_tokens > profile.kv_tokens:
                 continue

@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from pdcluster_schema.autoscale import LatencyObjectiveSpec
 from pdcluster_schema.load import load_applied
 from pdctl.cli.main import app
 from pdctl.sizing import tables
@@ -54,6 +55,8 @@ def test_a_folder_is_planned_by_the_roofline_into_a_cluster_that_renders(folder,
     assert "plit" in done.output
     assert picture.stat().st_size > 0
     spec = load_applied(out).spec
+    assert spec.autoscale.objective.ttft == LatencyObjectiveSpec(seconds=1.0, percentile=90)
+    assert spec.autoscale.objective.itl == LatencyObjectiveSpec(seconds=0.03, percentile=90)
     pools = [pool for role in spec.roles.present().values() for pool in role.pools]
     assert sum(pool.replicas for pool in pools) <= 16
     assert spec.autoscale.budget.per_gpu
@@ -89,6 +92,9 @@ def test_sglang_is_planned_aggregated_for_its_workers_move_no_kv(folder):
         (["--gpu", "B20O=8"], "--gpu B20O: is not known; the nearest type with numbers is B200"),
         (["--gpu", "cpu=8"], "--gpu cpu: has no numbers; the nearest type with numbers is"),
         (["--gpu", "B200=0"], "--gpu B200=0: give a whole number of 1 to 1024"),
+        (["--gpu", "B200=nan"], "--gpu B200=nan: give a whole number of 1 to 1024"),
+        (["--gpu", "B200=inf"], "--gpu B200=inf: give a whole number of 1 to 1024"),
+        (["--input", "100000000"], "--input: no worker holds the weights, 16 GB, and the KV of"),
         (["--gpu", "B200"], "--gpu B200: write TYPE=NUMBER, as in B200=8"),
         (["--price", "B200=0"], "--price B200=0: give a price above 0, or leave it out"),
         (["--price", "B200=-1"], "--price B200=-1: give a price above 0"),
@@ -131,12 +137,43 @@ def test_a_model_that_fits_no_worker_is_answered_with_a_worker_that_would(folder
 
 
 @pytest.mark.usefixtures("_without_tables")
-@pytest.mark.parametrize("text", ["{", '{"hidden_size": 8}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"hidden_size": 8}',
+        '{"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 0}',
+        json.dumps(LLAMA | {"intermediate_size": "many"}),
+        json.dumps(LLAMA | {"quantization_config": "fp8"}),
+    ],
+)
 def test_a_config_that_is_no_transformer_is_refused(folder, text):
     (folder / "config.json").write_text(text)
     done = plan("--model", folder, "--gpu", "B200=8", *GOAL)
     assert done.exit_code == 2
     assert str(folder / "config.json") in done.stderr
+
+
+@pytest.mark.usefixtures("_without_tables")
+def test_the_transfer_goes_over_the_network_of_the_slowest_type(folder):
+    def transfer(gpu):
+        found = json.loads(plan("--model", folder, "--gpu", f"{gpu}=8", "--json", *GOAL).output)
+        return {one["transfer_seconds"] for one in found["placements"] if one["kind"] == "split"}
+
+    kv_bytes = 2000 * 2 * 2 * 8 * 128 * 32
+    assert kv_bytes / 50e9 in transfer("H100")
+    assert kv_bytes / 100e9 in transfer("B300")
+
+
+@pytest.mark.usefixtures("_without_tables")
+def test_the_folder_may_be_the_present_one_and_choose_all_experts(folder, monkeypatch):
+    moe = LLAMA | {"num_local_experts": 2, "num_experts_per_tok": 2}
+    (folder / "config.json").write_text(json.dumps(moe))
+    monkeypatch.chdir(folder)
+    done = plan("--model", ".", "--gpu", "B200=2", "--json", *GOAL)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output)["manifest"]["spec"]["model"]["name"] == "llama-8b"
 
 
 def test_options_of_an_objective_want_slo_and_slo_wants_them():
