@@ -138,7 +138,7 @@ def _method(quantization: Mapping[str, Any]) -> str:
 
 
 def _groups(quantization: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Of compressed-tensors."""
+    """List the groups of compressed-tensors."""
     return list(dict(quantization.get("config_groups") or {}).values())
 
 
