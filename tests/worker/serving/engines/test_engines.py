@@ -346,3 +346,15 @@ def test_blocks_that_were_sent_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     sent.add(0, [b"x", b"y"])
 
     assert (sent.match(0, BLOCKS), sent.match(0, [b"x", b"y"])) == (0, 2)
+
+
+@pytest.mark.timeout(30)  # each prompt stops a worker's only thread: a minute where it is quadratic
+def test_many_blocks_that_were_sent_are_forgotten_one_by_one() -> None:
+    sent, size = SentPrompts(FakeClock()), 4000
+    prompts = [[b"%d" % (number * size + block) for block in range(size)] for number in range(100)]
+    for prompt in prompts:
+        sent.add(0, prompt)
+
+    num_kept = engines.MAX_SENT_BLOCKS // size
+    matches = [sent.match(0, prompt) for prompt in prompts]
+    assert matches == [0] * (len(prompts) - num_kept) + [size] * num_kept

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -126,18 +127,19 @@ class SentPrompts:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._sent: dict[tuple[int, bytes], float] = {}  # when, the oldest first
+        # When, the oldest first.  The first key of a plain dict that shrinks there is slow to find.
+        self._sent: OrderedDict[tuple[int, bytes], float] = OrderedDict()
 
     def add(self, rank: int, hashes: Sequence[bytes]) -> None:
         now = self._clock()
         for block in hashes:
-            self._sent.pop((rank, block), None)
             self._sent[rank, block] = now
+            self._sent.move_to_end((rank, block))
         while self._sent:
-            oldest, since = next(iter(self._sent.items()))
+            since = next(iter(self._sent.values()))
             if now - since < SENT_SECONDS and len(self._sent) <= MAX_SENT_BLOCKS:
                 return
-            del self._sent[oldest]
+            self._sent.popitem(last=False)
 
     def match(self, rank: int, hashes: Sequence[bytes]) -> int:
         """Leading blocks of `hashes` among them."""
