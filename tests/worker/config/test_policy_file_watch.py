@@ -71,8 +71,10 @@ def test_conditions_that_cannot_be_read_are_none_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file, path = ConditionsFile(tmp_path / "policy.yaml"), tmp_path / "conditions.json"
-    for broken in ("", "{", '{"written": "now"}', '{"written": 1, "items": []}'):
-        path.write_text(broken)
+    deep = b'{"newer": ' + b"[" * 100_000
+    half = (b"", b"{", b'{"written": "now"}', b'{"written": 1, "items": []}')
+    for broken in (*half, b'{"written": "\xff", "items": []}', deep):
+        path.write_bytes(broken)
         caplog.clear()
         assert [file.current(), file.current()] == [None, None]
         assert caplog.text.count(f"passed over the conditions path={path}") == 1

@@ -91,7 +91,7 @@ class ConditionsFile:
             if content is not None:
                 try:
                     self._known = _graded(msgspec.json.decode(content, type=ConditionsOverview))
-                except msgspec.DecodeError as e:
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
                     logger.warning("passed over the conditions path=%s error=%s", self._path, e)
         return self._known
 
