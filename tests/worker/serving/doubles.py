@@ -124,7 +124,7 @@ class RecordingPeer:
     ) -> None:
         self.key = key
         self.grants = grants
-        self.record = SimpleNamespace(http_address=f"{key}:8000")
+        self.record = SimpleNamespace(http_address=f"{key}:8000", device=FACTS.device)
         self.load = WorkerLoad(waiting_tokens=waiting_tokens)
         self.matched_blocks = matched_blocks
         self.claims: list[tuple[str, int]] = []

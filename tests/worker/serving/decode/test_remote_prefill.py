@@ -44,6 +44,7 @@ from pdcluster_worker.tracing.request_trace import (
 from tests.worker.fake_clock import FakeClock
 from tests.worker.serving.doubles import (
     EPOCH,
+    FACTS,
     RecordingPeer,
     ScriptedEngine,
     client_of,
@@ -208,15 +209,25 @@ async def test_kv_whose_fetch_fails_twice_is_computed_here(dispatcher, engine, p
     assert outcomes(worker) == {"failed": 1.0}
 
 
-@pytest.mark.parametrize("reason", ["its worker is lost", "it is old"])
+RANKS = replace(FACTS.device, tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize(
+    "reason", ["its worker is lost", "it is old", "two ranks wrote it", "two ranks read it", "?"]
+)
 async def test_kv_that_may_be_gone_is_not_fetched_again(
     dispatcher, engine, peer, worker, monkeypatch, reason
 ):
     def change() -> None:
         if reason == "it is old":
             monkeypatch.setattr(remote_prefill, "REFETCH_SECONDS", 0.0)
-        else:
+        elif reason == "two ranks read it":
+            own = worker.engines.first
+            own.facts = replace(own.facts, device=RANKS)
+        elif reason == "its worker is lost":
             peer.state = "lost"
+        else:
+            peer.record.device = RANKS if reason == "two ranks wrote it" else None
 
     worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=0))
     peer.replies = [KEPT]

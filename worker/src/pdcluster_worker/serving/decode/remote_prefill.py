@@ -232,8 +232,8 @@ class RemotePrefill:
         peer, clock = reserved.peer, asyncio.get_running_loop().time
         start = clock()
         output = await handle.outputs.get()
-        is_early = clock() - start < REFETCH_SECONDS
-        if isinstance(output, FetchFailed) and is_early and peer.state == "ready":
+        is_early = clock() - start < REFETCH_SECONDS and peer.state == "ready"
+        if isinstance(output, FetchFailed) and is_early and _has_one_reader(handle, peer):
             logger.warning(
                 "fetching KV again request=%s peer=%s reason=%s",
                 *(spec.request_id, peer.key, output.reason),
@@ -347,6 +347,17 @@ async def _push_blocks(
         raise RequestError("the engine did not write the prefix", status=500)
     worker.note_transfer(done)
     return first, done
+
+
+def _has_one_reader(handle: RequestHandle, peer: Peer) -> bool:
+    """Whether KV goes to one rank.  Of several some may have read, and vLLM counts them once more
+    when they read again, and so frees blocks that another rank still reads.
+    """
+    devices = handle.engine.facts.device, peer.record.device
+    return all(
+        device is not None and device.tensor_parallel_size * device.pipeline_parallel_size == 1
+        for device in devices
+    )
 
 
 def _is_stall(error: PeerError | RequestError) -> bool:
