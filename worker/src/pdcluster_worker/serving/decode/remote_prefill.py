@@ -350,8 +350,8 @@ async def _push_blocks(
 
 
 def _has_one_reader(handle: RequestHandle, peer: Peer) -> bool:
-    """Whether KV goes to one rank.  Of several some may have read, and vLLM counts them once more
-    when they read again, and so frees blocks that another rank still reads.
+    """Return whether KV goes from one rank to one.  Of several some may have read: vLLM counts them
+    once more when they read again, and so frees blocks that another still reads.
     """
     devices = handle.engine.facts.device, peer.record.device
     return all(
