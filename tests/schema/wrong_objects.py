@@ -631,6 +631,14 @@ BAD = [
         fault_at="spec.autoscale.objective.itl.percentile",
     ),
     wrong(
+        "spec.autoscale.objective.ttft",
+        {"percentile": 90, "seconds": 40.5},
+        "must be at most 40 with a percentile, the last bound of the workers' buckets but one, "
+        "not 40.5; lower it, or remove percentile, for the mean",
+        fault_at="spec.autoscale.objective.ttft.seconds",
+        field=None,
+    ),
+    wrong(
         "spec.autoscale.objective.queue",
         {"percentile": 90, "seconds": 0},
         "must be more than 0, not 0",

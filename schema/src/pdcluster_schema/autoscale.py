@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, model_validator
 
+from pdcluster_schema.latency import LATENCY_BUCKETS
 from pdcluster_schema.section import (
     Cel,
     Crd,
@@ -104,6 +105,19 @@ class LatencyObjectiveSpec(SpecSection):
     """
     percentile: Annotated[int, Field(ge=1, le=99)] | None = None
     """Percentile that is to hold them, such as 90; by default the mean."""
+
+    @model_validator(mode="after")
+    def _is_within_the_buckets(self) -> Self:
+        """A percentile is the last bound at most, so one beyond it would never be over."""
+        most = LATENCY_BUCKETS[-2]
+        if self.percentile is not None and self.seconds > most:
+            raise rule(
+                f"must be at most {most:g} with a percentile, the last bound of the workers' "
+                f"buckets but one, not {self.seconds:g}",
+                "lower it, or remove percentile, for the mean",
+                at="seconds",
+            )
+        return self
 
 
 class ObjectiveSpec(SpecSection):

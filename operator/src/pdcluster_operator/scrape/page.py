@@ -83,7 +83,7 @@ HISTOGRAMS: Mapping[str, tuple[str, str]] = {
 _FAMILIES = {(name.encode(), phase.encode()): key for key, (name, phase) in HISTOGRAMS.items()}
 _NAMES = "|".join(name for name, _ in HISTOGRAMS.values())
 _BUCKET = re.compile(rf"{_PREFIX}({_NAMES})_(bucket|sum)(?:{{(.*)}})?".encode())
-_LABEL = re.compile(rb'(le|phase)="([^"]*)"')
+_LABEL = re.compile(rb'(?:^|,)(le|phase)="([^"]*)"')
 _MAX_BUCKETS = 100
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from pdcluster_schema.latency import LATENCY_BUCKETS
 from pdcluster_schema.pdcluster import KIND
 from pdctl.sizing.search import Placement, PlannedRole, SearchInput
 from pdctl.sizing.tables import MEMORY_SHARE
@@ -142,8 +143,8 @@ def _autoscale(plan: Placement, given: SearchInput) -> dict[str, Any]:
 
 
 def _latency(seconds: float, percentile: float | None) -> dict[str, Any]:
-    """The autoscaler knows whole percentiles up to 99."""
-    if percentile is None:
+    """The autoscaler knows whole percentiles up to 99, of what its buckets tell apart."""
+    if percentile is None or seconds > LATENCY_BUCKETS[-2]:
         return {"seconds": seconds}
     return {"seconds": seconds, "percentile": min(99, math.ceil(percentile))}
 

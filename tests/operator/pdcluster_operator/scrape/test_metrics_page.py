@@ -95,6 +95,12 @@ def test_page_with_a_wrong_histogram_is_refused(line: str, instead: str, reason:
         )
 
 
+def test_a_label_that_ends_in_le_is_no_bound():
+    line = b'pdcluster_time_to_first_token_seconds_bucket{le="1.0"'
+
+    assert parse_page(PAGE.replace(line, line + b',role="decode"')) == parse_page(PAGE)
+
+
 def test_page_with_too_many_buckets_is_refused():
     name = "pdcluster_time_to_first_token_seconds_bucket"
     lines = "".join(f'{name}{{le="{1000 + number}"}} 4\n' for number in range(100))

@@ -82,6 +82,18 @@ def test_a_split_sends_its_own_prompts_to_prefill():
     assert spec["routing"]["offload"]["prefillLengthThreshold"] == 999
 
 
+def test_an_objective_beyond_the_buckets_is_of_the_mean():
+    long = replace(GIVEN, objective=replace(GOAL, ttft_seconds=60.0, percentile=99.9))
+    [one, *_] = _splits(GIVEN, FAST)
+    objective = manifest_of(PlannedModel("m", "vllm", False), one, long)["spec"]["autoscale"][
+        "objective"
+    ]
+    assert objective == {
+        "ttft": {"seconds": 60.0},
+        "itl": {"seconds": 0.05, "percentile": 99},
+    }
+
+
 @pytest.mark.parametrize(
     ("quantization", "bytes_of_weight", "is_weight_only"),
     [
