@@ -108,6 +108,13 @@ def test_gguf_files_to_choose_of_are_named(quantization: str, reason: str) -> No
         gguf_file(files("b-Q8_0.gguf", "a-Q8_0.gguf", "a-Q4_0.gguf"), quantization)
 
 
+def test_of_two_gguf_files_of_a_quantization_a_whole_name_chooses() -> None:
+    both = files("tiny-UD-Q4_K_M.gguf", "tiny-Q4_K_M.gguf")
+    with pytest.raises(FetchError, match=r"as in OWNER/NAME:tiny-Q4_K_M$"):
+        gguf_file(both, "Q4_K_M")
+    assert gguf_file(both, "tiny-Q4_K_M") == both[1]
+
+
 def test_weights_are_what_the_index_names() -> None:
     listed = files(
         "model.safetensors", "consolidated.safetensors", "a-1.safetensors", "a-2.safetensors"

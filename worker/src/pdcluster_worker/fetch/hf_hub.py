@@ -196,9 +196,11 @@ def gguf_file(files: Sequence[RemoteFile], quantization: str | None) -> RemoteFi
         return chosen[0]
     names = ", ".join(file.name for file in (chosen or found)) or "none"
     kind = f" of {quantization}" if quantization else ""
+    # more than a quantization where two files have it
+    example = chosen[0].name[: -len(".gguf")] if chosen and quantization else "Q4_K_M"
     raise FetchError(
         f"it has {'several' if chosen else 'no'} GGUF files{kind} in one part ({names}): give "
-        "OWNER/NAME:QUANTIZATION, as in OWNER/NAME:Q4_K_M"
+        f"OWNER/NAME:QUANTIZATION, as in OWNER/NAME:{example}"
     )
 
 
