@@ -142,7 +142,7 @@ def _items(text: str | None) -> Any:
 
 
 def _of_others(body: Body) -> Body:
-    """What this module does not write of an object."""
+    """An object without the parts that are written here."""
     metadata = {key: value for key, value in body["metadata"].items() if key not in _OF_A_WRITE}
     data = {key: value for key, value in (body.get("data") or {}).items() if key != CONDITIONS_FILE}
     rest = {key: value for key, value in body.items() if key != "status"}
