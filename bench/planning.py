@@ -21,6 +21,7 @@ from typing import Any
 from layout import table
 from setting import LOG_HELP, keep_report, setting_lines
 
+from pdcluster_schema.accelerators import accelerators
 from pdctl.sizing.search import Objective, RankLayout, SearchInput, best, placements
 from pdctl.sizing.tables import SYSTEMS, SiliconTables
 
@@ -54,8 +55,9 @@ def our_answer(case: PlanningCase) -> dict[str, Any]:
         layouts += [RankLayout(size, 1, True) for size in sizes[1:]]
         layouts += [RankLayout(1, size, True) for size in sizes[1:]]
     profiles = tables.profiles(case.gpu, layouts, GOAL)
-    prompt_bytes = GOAL.input_tokens * tables.kv_bytes
-    given = SearchInput(GOAL, {case.gpu: NUMBER}, tables.link_bytes(case.gpu), prompt_bytes)
+    prompt_bytes = tables.sequence_kv_bytes(GOAL.input_tokens)
+    links = {case.gpu: float(accelerators()[case.gpu].network_bytes or 0)}
+    given = SearchInput(GOAL, {case.gpu: NUMBER}, links, prompt_bytes)
     found = placements(profiles, given)
     answer: dict[str, Any] = {"holes": list(tables.holes)}
     for name, kind in KINDS.items():

@@ -28,11 +28,10 @@ from pdctl.sizing.report import (
     plan_lines,
 )
 from pdctl.sizing.roofline import (
-    LINK_BYTES,
     SOURCE,
     can_estimate,
-    kv_bytes_per_token,
     roofline_profile,
+    sequence_kv_bytes,
 )
 from pdctl.sizing.search import (
     EngineProfile,
@@ -48,6 +47,7 @@ from pdctl.sizing.shape import TransformerShape, read_shape
 _MAX_RANKS = 8  # of one worker: a node; GB200 and GB300 have nodes of four
 _NODES = {"GB200": 4, "GB300": 4}
 _MAX_GPUS = 1024
+_LINK_BYTES = 50e9  # where the table has none: a network card of 400 Gbit/s for each GPU
 
 Engine = Literal["vllm", "sglang"]
 ModelName = Annotated[
@@ -110,7 +110,8 @@ def plan_for_objective(options: SloOptions) -> None:
     prices = _prices(options.price or (), gpus)
     found = _Profiles(model, options.engine, goal, gpus)
     profiles = found.all()
-    given = SearchInput(goal, gpus, found.link, goal.input_tokens * found.kv_bytes, prices)
+    links = {gpu: float(accelerators()[gpu].network_bytes or _LINK_BYTES) for gpu in gpus}
+    given = SearchInput(goal, gpus, links, found.prompt_kv_bytes, prices)
     _check_speed_of_light(profiles, given)
     can_split = options.engine == "vllm"
     all_placements = placements(profiles, given, with_splits=can_split)
@@ -128,6 +129,7 @@ def plan_for_objective(options: SloOptions) -> None:
 def _print(report: PlanReport, document: dict[str, Any], options: SloOptions) -> None:
     head = f"pdctl plan --slo: {report.model}, {objective_text(report.given.objective)}\n"
     head += "An estimate: " + "; ".join(report.sources)
+    head += "".join(f"\nWARNING: {text}" for text in report.chosen[0].warnings)
     text = manifest_text(document, head)
     if options.as_json:
         typer.echo(json.dumps(plan_json(report, document), indent=2))
@@ -225,21 +227,24 @@ class _Profiles:
         self._tables = self._known(model, engine)
         self._shape = self._tables.shape if self._tables else read_shape(Path(model))
         self._unfit: list[str] = []
-        self._links: list[float] = []
+        if unknown := [gpu for gpu in gpus if accelerators()[gpu].network_bytes is None]:
+            self.notes.append(
+                f"{', '.join(unknown)}: the network is not known; taken as {_LINK_BYTES / 1e9:g} "
+                "GB/s for each GPU."
+            )
 
     @property
-    def link(self) -> float:
-        """Bytes per second of one GPU: the slowest type's."""
-        return min(self._links)
+    def prompt_kv_bytes(self) -> float:
+        return self._kv_bytes(self._goal.input_tokens)
 
-    @property
-    def kv_bytes(self) -> float:
-        """Bytes of one token."""
-        return (self._tables and self._tables.kv_bytes) or kv_bytes_per_token(self._shape)
+    def _kv_bytes(self, num_tokens: int) -> float:
+        if self._tables and self._tables.kv_bytes:
+            return self._tables.sequence_kv_bytes(num_tokens)
+        return sequence_kv_bytes(self._shape, num_tokens)
 
     @property
     def has_fp8_kv(self) -> bool:
-        return self.kv_bytes < 1.5 * self._shape.kv_values
+        return self._tables is not None and self._tables.has_fp8_kv
 
     def _known(self, model: str, engine: Engine) -> tables.SiliconTables | None:
         """None = by roofline."""
@@ -295,7 +300,7 @@ class _Profiles:
 
     @property
     def _request_bytes(self) -> float:
-        return self.kv_bytes * (self._goal.input_tokens + self._goal.output_tokens)
+        return self._kv_bytes(self._goal.input_tokens + self._goal.output_tokens)
 
     def _of(self, gpu: str) -> list[EngineProfile]:
         layouts = _layouts(self._shape, self._most(gpu))
@@ -303,11 +308,14 @@ class _Profiles:
             found = self._tables.profiles(gpu, layouts, self._goal)
             without = [each for each in self._tables.unfit if each.startswith(f"{gpu} ")]
             if found or len(without) == len(layouts):
-                self._links.append(self._tables.link_bytes(gpu))
                 return found
-        self._links.append(float(accelerators()[gpu].network_bytes or LINK_BYTES))
         if self._tables:
             self.notes.append(f"{gpu}: the tables have no step of this model; taken from {SOURCE}.")
+        if not self._shape.kv.is_known:
+            raise _fault(
+                f"--model: {gpu} would be taken from {SOURCE}, which does not know the cache of "
+                "this model; leave the type out, or give a model whose layers keep plain KV"
+            )
         accelerator = accelerators()[gpu]
         return [
             profile
@@ -359,8 +367,14 @@ def _check_speed_of_light(profiles: Sequence[EngineProfile], given: SearchInput)
         if limit < least:
             raise _fault(
                 f"--{name} {limit:g}: no GPU here is so fast: one request alone takes "
-                f"{least:.3g} s at best; give that or more"
+                f"{least:.3g} s at best; give that or more" + _warnings_text(profiles)
             )
+
+
+def _warnings_text(profiles: Sequence[EngineProfile]) -> str:
+    """Reasons not to rely on an error that rests on these."""
+    found = dict.fromkeys(profile.warning for profile in profiles if profile.warning)
+    return "".join(f"; WARNING: {text}" for text in found)
 
 
 def _none_fits(
@@ -372,4 +386,5 @@ def _none_fits(
         fix = f"within this TTFT the least ITL is {least:.3g} s"
     else:
         fix = f"one prompt alone takes {fastest(profiles)[0]:.3g} s; give a longer --ttft"
+    fix += _warnings_text(profiles)
     return _fault(f"no placement holds {objective_text(goal)} on {_counted(given.gpus)}: {fix}")

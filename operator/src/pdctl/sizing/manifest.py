@@ -53,6 +53,8 @@ def manifest_of(model: PlannedModel, plan: Placement, given: SearchInput) -> dic
         "autoscale": _autoscale(plan, given),
         "rollout": {"strategy": "Recreate"},
     }
+    if prices := {gpu: given.prices[gpu] for gpu in plan.gpus_of if gpu in given.prices}:
+        spec["accelerators"] = {gpu: {"pricePerHour": price} for gpu, price in prices.items()}
     if plan.kind == "split":
         # the plan computes its own prompts on prefill workers, whatever a decode step would bear
         length = min(break_even_tokens(plan.roles[1], goal.itl_seconds), goal.input_tokens - 1)
@@ -137,8 +139,6 @@ def _autoscale(plan: Placement, given: SearchInput) -> dict[str, Any]:
         },
         "budget": {"perGpu": used},
     }
-    if costs := {gpu: price for gpu, price in given.prices.items() if gpu in used}:
-        found["cost"] = costs
     return found
 
 

@@ -35,6 +35,10 @@ class PlanReport:
         return next(iter(best(self.found, self.given, kind)), None)
 
     @property
+    def warnings(self) -> list[str]:
+        return list(dict.fromkeys(text for one in self.found for text in one.warnings))
+
+    @property
     def fronts(self) -> Mapping[Kind, list[Placement]]:
         return {kind: front(self.found, kind) for kind in _KINDS}
 
@@ -69,7 +73,7 @@ def placement_rows(report: PlanReport) -> Rows:
         ]
         if prices:
             row += _costs(one, prices)
-        rows.append([*row, _letters(one, report.sources)])
+        rows.append([*row, _letters(one, report.sources) + "!" * bool(one.warnings)])
     return header, rows
 
 
@@ -114,26 +118,39 @@ def source_lines(report: PlanReport) -> list[str]:
 
 
 def front_rows(report: PlanReport) -> Rows:
-    """Most tokens/s per GPU of both kinds at speeds of a stream, whatever the ITL objective."""
+    """Most tokens/s per GPU of both kinds at speeds of a stream, whatever the ITL objective.
+
+    `!` marks a figure with a warning.
+    """
     fronts = report.fronts
     rows: list[Sequence[str]] = []
     for speed in _SPEEDS:
-        values = [_at_speed(fronts[kind], speed) for kind in _KINDS]
-        if any(values):
+        points = [_at_speed(fronts[kind], speed) for kind in _KINDS]
+        values = [one.per_gpu if one else 0.0 for one in points]
+        if any(points):
             better = _KINDS[values[1] > values[0]]
-            rows.append(
-                [str(speed), *(f"{value:.0f}" if value else "-" for value in values), better]
-            )
+            rows.append([str(speed), *map(_front_text, points), better])
     return ("TOK/S OF A STREAM", "AGGREGATED, TOK/S/GPU", "SPLIT, TOK/S/GPU", "BETTER"), rows
 
 
-def _at_speed(points: Sequence[Placement], speed: float) -> float:
-    """0 = none is so fast."""
-    return max((one.per_gpu for one in points if one.per_user >= speed), default=0.0)
+def _at_speed(points: Sequence[Placement], speed: float) -> Placement | None:
+    """None is so fast."""
+    fast = [one for one in points if one.per_user >= speed]
+    return max(fast, key=lambda one: one.per_gpu, default=None)
+
+
+def _front_text(one: Placement | None) -> str:
+    return f"{one.per_gpu:.0f}{'!' * bool(one.warnings)}" if one else "-"
 
 
 def split_text(report: PlanReport) -> str:
-    """The advice to split or not, with both figures."""
+    """The advice to split or not, with both figures, and what makes them wrong."""
+    compared = [one for kind in _KINDS if (one := report.of_kind(kind))]
+    wrong = dict.fromkeys(text for one in compared for text in one.warnings)
+    return " ".join([_advice(report), *(f"WARNING: {text}." for text in wrong)])
+
+
+def _advice(report: PlanReport) -> str:
     if not report.can_split:
         return "Not split: PDCluster splits with vllm alone; workers of sglang move no KV."
     prices = report.given.prices
@@ -163,16 +180,20 @@ def plan_lines(report: PlanReport, tables: Sequence[str]) -> list[str]:
     goal = report.given.objective
     at_hand = ", ".join(f"{number} {gpu}" for gpu, number in report.given.gpus.items())
     lines = [f"{report.model} on {at_hand}: {objective_text(goal)}", "", *tables, ""]
-    texts = [split_text(report), _method_text(report), *source_lines(report), *report.notes]
+    marks = [f"!: {text}." for text in report.warnings]
+    texts = [split_text(report), *marks, _method_text(report), *source_lines(report)]
+    texts += report.notes
     return [*lines, *(line for text in texts for line in textwrap.wrap(text, 100))]
 
 
 def _method_text(report: PlanReport) -> str:
     given = report.given
     goal = given.objective
+    links = ", ".join(f"{gpu} {rate / 1e9:g} GB/s" for gpu, rate in given.links.items())
     text = (
         f"TTFT has the wait for prefill (M/D/n) and, in a split, {given.prompt_kv_bytes / 1e6:.0f} "
-        f"MB of KV at {given.link / 1e9:g} GB/s for each GPU of the narrower rank; ITL is "
+        f"MB of KV for each GPU of the narrower rank at the slower link of both types ({links}); "
+        "ITL is "
     )
     if goal.percentile is None:
         return text + "the mean step. Both are means: --percentile plans for one."
@@ -187,11 +208,16 @@ def plan_json(report: PlanReport, manifest: Mapping[str, Any]) -> dict[str, Any]
         "gpus": dict(report.given.gpus),
         "is_estimate": True,
         "sources": list(report.sources),
+        "links_bytes_per_second": dict(report.given.links),
+        "warnings": report.warnings,
         "notes": list(report.notes),
         "advice": split_text(report),
         "placements": [_as_json(one, prices) for one in report.chosen],
         "front": {
-            kind: [{"per_user": one.per_user, "per_gpu": one.per_gpu} for one in points]
+            kind: [
+                {"per_user": one.per_user, "per_gpu": one.per_gpu, "warnings": one.warnings}
+                for one in points
+            ]
             for kind, points in report.fronts.items()
         },
         "manifest": manifest,
@@ -214,6 +240,7 @@ def _as_json(one: Placement, prices: Mapping[str, float]) -> dict[str, Any]:
             }
             for role in one.roles
         ],
+        "warnings": one.warnings,
         "gpus": one.gpus,
         "requests_per_second": one.requests_per_second,
         "tokens_per_second": one.tokens_per_second,
@@ -235,5 +262,6 @@ def draw_front(path: Path, report: PlanReport) -> None:
         if points
     ]
     title = f"{report.model}: an estimate, {objective_text(report.given.objective)}"
+    title = "\n".join([title, *(f"WARNING: {text}" for text in report.warnings)])
     panel = Panel("Front", "tokens/s of a stream", "tokens/s per GPU", curves)
     draw_curves(path, title, [panel])

@@ -15,7 +15,6 @@ SOURCE = "our roofline of schema/accelerators.yaml"
 COMPUTE_SHARE, READ_SHARE = 0.4, 0.5
 """Shares of both rates that measured kernels reach: Llama-3.1-70B FP8 on B200, TP2, a prompt of
 6000 tokens and 64 streams, in the tables of vLLM 0.24."""
-LINK_BYTES = 50e9  # per second of one GPU without networkBytes: a card of 400 Gbit/s each
 _KV_BYTES = 2  # of a value
 
 
@@ -32,8 +31,8 @@ def can_estimate(accelerator: Accelerator) -> bool:
     return all(number is not None for number in numbers)
 
 
-def kv_bytes_per_token(shape: TransformerShape) -> int:
-    return _KV_BYTES * shape.kv_values
+def sequence_kv_bytes(shape: TransformerShape, num_tokens: int) -> int:
+    return _KV_BYTES * shape.kv.values(num_tokens)
 
 
 def roofline_profile(
@@ -49,18 +48,18 @@ def roofline_profile(
         COMPUTE_SHARE * _operations(accelerator, shape) * layout.gpus,
         READ_SHARE * read * layout.gpus,
     )
-    kv_tokens = _kv_tokens(memory, layout, shape)
     tokens = goal.input_tokens + goal.output_tokens
+    kv_tokens = _kv_tokens(memory, layout, shape, tokens)
     if kv_tokens < tokens:
         return None
-    context = goal.input_tokens + goal.output_tokens / 2
+    context_bytes = sequence_kv_bytes(shape, goal.input_tokens + goal.output_tokens // 2)
     ranks = layout.data
 
     def seconds(prompt_tokens: float, streams: int) -> float:
         computed = ranks * (prompt_tokens + streams)
         operations = 2.0 * shape.active_weights * computed
         moved = shape.weights_read(int(computed)) * shape.weight_bytes
-        moved += ranks * streams * context * kv_bytes_per_token(shape)
+        moved += ranks * streams * context_bytes
         return max(operations / rates.operations, moved / rates.read)
 
     streams = [n for n in STREAMS if n * tokens <= kv_tokens]
@@ -85,10 +84,10 @@ def _operations(accelerator: Accelerator, shape: TransformerShape) -> float:
     return float(accelerator.fp8_flops or dense) if is_small else dense
 
 
-def _kv_tokens(memory: int, layout: RankLayout, shape: TransformerShape) -> int:
-    """Tokens of a data-parallel rank; its tensor ranks share the KV, or each hold MLA's latent."""
+def _kv_tokens(memory: int, layout: RankLayout, shape: TransformerShape, length: int) -> int:
+    """Tokens, in sequences of a length, of a data-parallel rank; its tensor ranks share the KV."""
     weights = shape.weights * shape.weight_bytes
     held = weights / layout.gpus if layout.is_expert_parallel else weights / layout.tensor
     free = MEMORY_SHARE * memory - held
-    spread = 1 if shape.is_latent else min(layout.tensor, shape.num_kv_heads)
-    return max(0, int(free * spread / kv_bytes_per_token(shape)))
+    of_sequence = sequence_kv_bytes(shape, length) * shape.kv.share(layout.tensor)
+    return max(0, int(free * length / of_sequence))

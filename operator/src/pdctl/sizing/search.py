@@ -56,6 +56,7 @@ class EngineProfile:
 
     prefill: by prompts at once; decode: by streams; mixed: by (maxBatchedTokens, streams), of a
     step whose chunk fills what the streams leave.  kv_tokens: what a rank's KV cache holds.
+    warning: why the seconds are wrong, empty where nothing is known.
     """
 
     gpu: str
@@ -65,6 +66,7 @@ class EngineProfile:
     mixed: Mapping[tuple[int, int], float]
     kv_tokens: int
     source: str
+    warning: str = ""
 
     def decode_seconds(self, streams: float) -> float:
         """Between two numbers of streams on a line, and beyond the last on its continuation."""
@@ -111,6 +113,12 @@ class Placement:
         return sum(role.gpus for role in self.roles)
 
     @property
+    def warnings(self) -> list[str]:
+        """Reasons not to rely on it."""
+        texts = (role.profile.warning for role in self.roles)
+        return list(dict.fromkeys(text for text in texts if text))
+
+    @property
     def tokens_per_second(self) -> float:
         return self.requests_per_second * self.output_tokens
 
@@ -143,11 +151,11 @@ class Placement:
 
 @dataclass(frozen=True)
 class SearchInput:
-    """gpus: at hand, by type; link: bytes per second of one GPU; prompt_kv_bytes: of a prompt."""
+    """gpus: at hand, by type; links: bytes per second of one GPU; prompt_kv_bytes: of a prompt."""
 
     objective: Objective
     gpus: Mapping[str, int]
-    link: float
+    links: Mapping[str, float]
     prompt_kv_bytes: float
     prices: Mapping[str, float] = field(default_factory=dict)
 
@@ -240,24 +248,28 @@ class _Prefill:
 
 
 def _splits(profiles: Sequence[EngineProfile], given: SearchInput) -> Iterator[Placement]:
-    widths = sorted({profile.layout.tensor for profile in profiles})
-    prefills = {width: _prefills(profiles, given, width) for width in widths}
+    kinds = dict.fromkeys((profile.gpu, profile.layout.tensor) for profile in profiles)
+    prefills = {kind: _prefills(profiles, given, kind) for kind in kinds}
     for profile in profiles:
         for streams in profile.decode:
             if decode := _decode(profile, streams, given):
-                yield from _matched(prefills[profile.layout.tensor], decode, given)
+                kind = profile.gpu, profile.layout.tensor
+                yield from _matched(prefills[kind], decode, given)
 
 
-def _prefills(profiles: Sequence[EngineProfile], given: SearchInput, width: int) -> list[_Prefill]:
-    """The fastest of each GPU type and number of GPUs, beside decode ranks of so many GPUs.
+def _prefills(
+    profiles: Sequence[EngineProfile], given: SearchInput, decode: tuple[str, int]
+) -> list[_Prefill]:
+    """The fastest of each GPU type and number of GPUs.  decode: type and tensor ranks beside it.
 
     A prompt's KV lies on one data-parallel rank, so it has the links of that rank alone.
     """
-    goal = given.objective
+    goal, (gpu, width) = given.objective, decode
     chosen: dict[tuple[str, int], _Prefill] = {}
     for profile in profiles:
         gpus = profile.layout.gpus
-        transfer = given.prompt_kv_bytes / (given.link * min(profile.layout.tensor, width))
+        link = min(given.links[profile.gpu], given.links[gpu])
+        transfer = given.prompt_kv_bytes / (link * min(profile.layout.tensor, width))
         for prompts, seconds in profile.prefill.items():
             if prompts * goal.input_tokens > profile.kv_tokens:
                 continue

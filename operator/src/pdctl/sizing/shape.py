@@ -1,4 +1,4 @@
-"""A model's size by its config.json: its weights, and the KV that a token keeps."""
+"""A model's size by its config.json: its weights, and the shape of its KV."""
 
 import json
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pdcluster_api.errors import StartError
+from pdcluster_schema.kv_shape import KVShape
 
 _BYTES_OF_QUANTIZED = {
     "fp8": 1.0,
@@ -23,20 +24,18 @@ _ATTENTION_FAMILIES = "num_hidden_layers, hidden_size and num_attention_heads"
 @dataclass(frozen=True)
 class TransformerShape:
     """weights, active_weights: parameters, all and of one token; weight_bytes: of one parameter;
-    kv_values: that a token keeps in all layers; is_latent: of MLA, which each rank holds whole;
-    is_weight_only: quantized weights meet activations of 16 bits.
+    is_weight_only: quantized weights meet activations of 16 bits;
+    is_block_fp8: weights in FP8 with a scale for each block.
     """
 
     weights: float
     active_weights: float
     weight_bytes: float
-    kv_values: int
-    num_layers: int
-    num_kv_heads: int
-    is_latent: bool
+    kv: KVShape
     experts: int
     experts_per_token: int
-    is_weight_only: bool = False
+    is_block_fp8: bool
+    is_weight_only: bool
 
     def weights_read(self, tokens: int) -> float:
         """Parameters that a step of so many tokens reads: those of the experts that they meet."""
@@ -79,7 +78,7 @@ def shape_of(document: Mapping[str, Any], name: str) -> TransformerShape:
 
 
 def _of_config(config: Mapping[str, Any], layers: int, hidden: int, heads: int) -> TransformerShape:
-    attention, kv_of_layer = _attention(config, hidden, heads)
+    attention = _attention(config, hidden, heads)
     experts, chosen = _experts(config)
     mlp = 3 * hidden * int(config.get("intermediate_size") or 4 * hidden)
     if experts:
@@ -90,28 +89,26 @@ def _of_config(config: Mapping[str, Any], layers: int, hidden: int, heads: int) 
         weights=layers * (attention + mlp * (max(1, experts) + shared)) + rest,
         active_weights=layers * (attention + mlp * (max(1, chosen) + shared)) + rest,
         weight_bytes=_weight_bytes(config),
-        kv_values=layers * kv_of_layer,
-        num_layers=layers,
-        num_kv_heads=int(config.get("num_key_value_heads") or heads),
-        is_latent=bool(config.get("kv_lora_rank")),
+        kv=KVShape.of(config),
         experts=experts,
         experts_per_token=chosen,
+        is_block_fp8=bool((config.get("quantization_config") or {}).get("weight_block_size")),
         is_weight_only=_is_weight_only(config.get("quantization_config") or {}),
     )
 
 
-def _attention(config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, int]:
-    """Parameters of a layer's attention, and the values that a token keeps of it."""
+def _attention(config: Mapping[str, Any], hidden: int, heads: int) -> int:
+    """Parameters of a layer's attention."""
     if latent := int(config.get("kv_lora_rank") or 0):
         rope, plain = int(config["qk_rope_head_dim"]), int(config["qk_nope_head_dim"])
         values = int(config["v_head_dim"])
         query = int(config.get("q_lora_rank") or 0)
         queries = query * (hidden + heads * (rope + plain)) or hidden * heads * (rope + plain)
         keys = hidden * (latent + rope) + latent * heads * (plain + values)
-        return queries + keys + heads * values * hidden, latent + rope
+        return queries + keys + heads * values * hidden
     dim = int(config.get("head_dim") or hidden // heads)
     kv_heads = int(config.get("num_key_value_heads") or heads)
-    return 2 * hidden * dim * (heads + kv_heads), 2 * kv_heads * dim
+    return 2 * hidden * dim * (heads + kv_heads)
 
 
 def _experts(config: Mapping[str, Any]) -> tuple[int, int]:

@@ -33,6 +33,11 @@ _OF_EQUAL_SHAPE = {
     "llama-3.3-70b-fp8-dynamic": "nvidia/Llama-3.1-70B-Instruct-FP8",
     "deepseek-r1-0528": "deepseek-ai/DeepSeek-R1",
 }
+_BLACKWELL = ("B200", "B300", "GB200", "GB300")
+_BLOCK_FP8 = (
+    "FP8 in blocks on Blackwell is too slow in these tables, 2.3 to 2.4 times beside measured runs "
+    "of MiniMax-M2.5 (vLLM, B200, B300; others were not compared): do not plan by it"
+)
 PROMPTS = (1, 2, 4, 8)
 STREAMS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -103,16 +108,22 @@ class SiliconTables:
         raw = get_model_config_from_model_path(self.model)["raw_config"]
         return shape_of(raw, self.model)
 
+    @property
+    def has_fp8_kv(self) -> bool:
+        return 0.0 < self.kv_bytes < 1.5 * self.shape.kv.values(1)
+
+    def sequence_kv_bytes(self, num_tokens: int) -> float:
+        """KV of a sequence, by the package where its shape is not known here."""
+        if not self.shape.kv.is_known:
+            return self.kv_bytes * num_tokens
+        return (1.0 if self.has_fp8_kv else 2.0) * self.shape.kv.values(num_tokens)
+
     def profiles(
         self, gpu: str, layouts: list[RankLayout], objective: Objective
     ) -> list[EngineProfile]:
         """Those of the layouts that the tables have."""
         found = [self._profile(_Target(gpu, layout, objective)) for layout in layouts]
         return [each for each in found if each is not None]
-
-    def link_bytes(self, gpu: str) -> float:
-        """Bytes per second that one GPU sends to another node, by the package's system file."""
-        return float(self._database(gpu).system_spec["node"]["inter_node_bw"])
 
     def _database(self, gpu: str) -> Any:
         from aiconfigurator_core.sdk.perf_database import get_database
@@ -183,8 +194,8 @@ class SiliconTables:
         goal, shape = target.objective, self.shape
         if estimate["total_kv_size_tokens"] < goal.input_tokens + goal.output_tokens:
             raise ValueError("no KV budget for one request")
-        spread = 1 if shape.is_latent else min(target.layout.tensor, shape.num_kv_heads)
-        self.kv_bytes = max(self.kv_bytes, spread * float(estimate["kv_size_per_token_bytes"]))
+        of_rank = float(estimate["kv_size_per_token_bytes"])
+        self.kv_bytes = max(self.kv_bytes, of_rank / shape.kv.share(target.layout.tensor))
         return int(estimate["total_kv_size_tokens"])
 
     def _filled(self, handle: Any, target: _Target, kv_tokens: int) -> EngineProfile:
@@ -213,6 +224,7 @@ class SiliconTables:
             mixed=dict(self._points(mixed, both, target, "mixed")),
             kv_tokens=kv_tokens,
             source=source_name(engine, SYSTEMS[target.gpu]),
+            warning=_BLOCK_FP8 if self.shape.is_block_fp8 and target.gpu in _BLACKWELL else "",
         )
 
     def _points(

@@ -60,6 +60,8 @@ def test_a_folder_is_planned_by_the_roofline_into_a_cluster_that_renders(folder,
     pools = [pool for role in spec.roles.present().values() for pool in role.pools]
     assert sum(pool.replicas for pool in pools) <= 16
     assert spec.autoscale.budget.per_gpu
+    prices = {"B200": 4, "B300": 6}
+    assert all(spec.price_per_hour(pool.gpu) == prices[pool.gpu] for pool in pools)
     assert out.read_text().startswith("# pdctl plan --slo: ")
     rendered = CliRunner().invoke(app, ["render", str(out)])
     assert rendered.exit_code == 0
@@ -75,6 +77,36 @@ def test_json_has_both_figures_the_front_and_the_manifest(folder):
     assert set(found["front"]) == {"aggregated", "split"}
     assert found["manifest"]["kind"] == "PDCluster"
     assert "tokens/s per GPU" in found["advice"]
+
+
+@pytest.mark.usefixtures("_without_tables")
+def test_links_are_those_of_the_types_and_an_unknown_one_is_named(folder):
+    gpus = ["--gpu", "B200=1", "--gpu", "B300=1", "--gpu", "H20=1"]
+    found = json.loads(plan("--model", folder, *gpus, "--json", *GOAL).output)
+    assert found["links_bytes_per_second"] == {"B200": 50e9, "B300": 100e9, "H20": 50e9}
+    assert "H20: the network is not known; taken as 50 GB/s for each GPU." in found["notes"]
+    assert found["warnings"] == []
+
+
+@pytest.mark.usefixtures("_without_tables")
+def test_the_transfer_has_no_more_of_a_windowed_layer_than_its_window(folder):
+    def transfers(**changed):
+        (folder / "config.json").write_text(json.dumps(LLAMA | changed))
+        done = plan("--model", folder, "--gpu", "H100=2", "--json", *GOAL)
+        return {one["transfer_seconds"] for one in json.loads(done.output)["placements"]} - {0}
+
+    [whole] = transfers()
+    [windowed] = transfers(sliding_window=500, layer_types=["sliding_attention"] * 32)
+    assert whole == pytest.approx(2 * 2 * 32 * 8 * 128 * 2000 / 50e9)
+    assert windowed == pytest.approx(whole / 4)
+
+
+@pytest.mark.usefixtures("_without_tables")
+def test_a_cache_of_an_unknown_kind_is_not_planned_by_the_roofline(folder):
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"compress_ratios": [4]}))
+    done = plan("--model", folder, "--gpu", "H100=2", *GOAL)
+    assert done.exit_code == 2
+    assert "does not know the cache of this model; leave the type out" in done.stderr
 
 
 @pytest.mark.usefixtures("_without_tables")
@@ -200,6 +232,34 @@ class TestWithTables:
         assert "h200_sxm, vllm 0." in source
         assert {one["kind"] for one in found["placements"]} == {"aggregated", "split"}
         assert any("kernels measured" in note for note in found["notes"])
+
+    def test_blocks_of_fp8_on_blackwell_are_warned_of_wherever_they_are_used(self):
+        given = ["--model", "Qwen3-30B-A3B-FP8", "--gpu", "B200=2", "--gpu", "H200=2", *GOAL]
+        found = json.loads(plan(*given, "--json").output)
+        assert len(found["warnings"]) == 1
+        for one in found["placements"]:
+            has_b200 = "B200" in {role["gpu"] for role in one["roles"]}
+            assert one["warnings"] == (found["warnings"] if has_b200 else [])
+        assert any(point["warnings"] for each in found["front"].values() for point in each)
+        text = plan(*given).output
+        rows = [line for line in text.splitlines() if " x B200 TP" in line]
+        assert rows
+        assert all(line.endswith("!") for line in rows)
+        assert "!: FP8 in blocks on Blackwell is too slow in these tables" in text
+
+    def test_advice_and_manifest_on_blocks_of_fp8_have_the_warning(self):
+        text = plan("--model", "Qwen3-30B-A3B-FP8", "--gpu", "B200=2", *GOAL).output
+        words = " ".join(text.split())
+        assert "WARNING: FP8 in blocks on Blackwell is too slow" in words
+        assert "# WARNING: FP8 in blocks on Blackwell" in text
+
+    @pytest.mark.parametrize(
+        "limit", [["--itl", "0.0001"], ["--itl", "0.013", "--ttft", "0.15", "--percentile", "99.9"]]
+    )
+    def test_a_refusal_by_blocks_of_fp8_has_the_warning(self, limit):
+        done = plan("--model", "Qwen3-32B-FP8", "--gpu", "B200=1", *GOAL, *limit)
+        assert done.exit_code == 2
+        assert "WARNING: FP8 in blocks on Blackwell is too slow" in done.stderr
 
     def test_an_unknown_name_is_answered_with_the_nearest_and_the_roofline(self):
         done = plan("--model", "Qwen3-9B", "--gpu", "H200=4", *GOAL)

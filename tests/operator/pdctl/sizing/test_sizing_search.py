@@ -30,7 +30,9 @@ FAST = EngineProfile(
     source="by hand",
 )
 WIDE = replace(FAST, gpu="B300", layout=RankLayout(1), prefill={1: 0.4}, mixed={})
-GIVEN = SearchInput(GOAL, {"B200": 8, "B300": 4}, link=1e9, prompt_kv_bytes=5e7)
+GIVEN = SearchInput(
+    GOAL, {"B200": 8, "B300": 4}, links={"B200": 1e9, "B300": 2e9}, prompt_kv_bytes=5e7
+)
 
 
 def _splits(given, *profiles):
@@ -63,7 +65,8 @@ def test_a_split_matches_decode_to_prefill_and_counts_the_transfer():
     found = max(_splits(GIVEN, FAST, WIDE), key=lambda one: one.tokens_per_second)
     prefill, decode = found.roles
     assert (prefill.profile.gpu, decode.profile.gpu) == ("B200", "B300")
-    assert found.transfer_seconds == 0.05  # the narrower worker has one GPU
+    assert found.transfer_seconds == 0.05  # the narrower worker has one GPU, the slower link 1e9
+    assert {one.transfer_seconds for one in _splits(GIVEN, WIDE)} == {0.025}
     # four workers of 20 streams, 100 steps of 0.03 s: 6.67 requests a second each
     assert found.requests_per_second == pytest.approx(4 * 20 / (100 * 0.03))
     assert found.requests_per_second < 4 * MAX_UTILIZATION / 0.1
