@@ -52,6 +52,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         yield reader
 
 
+@pytest.mark.timeout(600)  # all blocks of the page, one after another
 def test_every_block_does_what_the_page_says(reader: Reader) -> None:
     for block in PAGE:
         words = next((SHOWN[start] for start in SHOWN if block.startswith(start)), None)
