@@ -59,7 +59,6 @@ class Stories:
     clients:        at a time
     first:          index of the first prompt
     words:          of each prompt, about as many tokens
-    fifth_words:    of every fifth one; 0 = as the others
     prefill:        where the prompts are computed, in turn
     """
 
@@ -70,10 +69,6 @@ class Stories:
     seconds: float = 600.0
     first: int = 0
     prefill: tuple[str, ...] = ("auto",)
-    fifth_words: int = 0
-
-    def words_of(self, index: int) -> int:
-        return self.fifth_words if self.fifth_words and index % 5 == 0 else self.words
 
 
 def prompt(index: int, words: int) -> str:
@@ -125,7 +120,7 @@ def fetch(request: urllib.request.Request, read: Callable[[str], str]) -> dict[s
 def stream(url: str, index: int, stories: Stories) -> dict[str, object]:
     """One story to its end, as far as it came."""
     body = {
-        "messages": [{"role": "user", "content": prompt(index, stories.words_of(index))}],
+        "messages": [{"role": "user", "content": prompt(index, stories.words)}],
         "max_tokens": stories.max_tokens,
         "ignore_eos": True,
         "stream": True,
