@@ -46,7 +46,7 @@ async def decode_percent(cluster: Cluster, seconds: float) -> float:
     return next(each.cpu_percent for each in found if "decode" in each.worker)
 
 
-async def beside(measured: Awaitable[float], others: Sequence[Awaitable[None]]) -> float:
+async def measure_with(measured: Awaitable[float], others: Sequence[Awaitable[None]]) -> float:
     """The figure, taken while others run."""
     tasks = [asyncio.ensure_future(each) for each in others]
     try:
@@ -71,7 +71,7 @@ async def run(options: argparse.Namespace) -> list[str]:
         for _ in range(options.rounds):
             rest.append(await decode_percent(cluster, options.seconds))
             pages = [browse(url, step * index, answers) for index in range(options.browsers)]
-            open_pages.append(await beside(decode_percent(cluster, options.seconds), pages))
+            open_pages.append(await measure_with(decode_percent(cluster, options.seconds), pages))
     more = statistics.median(b - a for a, b in zip(rest, open_pages, strict=True))
     return [
         f"- At rest: {figures(rest)} % of a core; with {options.browsers} pages: "

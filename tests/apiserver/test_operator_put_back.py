@@ -118,7 +118,7 @@ def test_a_child_edited_by_hand_is_reverted_and_no_pod_is_lost(
     assert _workers(scene).items() >= pods.items()
 
 
-def test_conditions_stand_beside_the_policy_file_through_edits_and_applies(scene: Scene):
+def test_conditions_survive_edits_and_applies_of_the_policy_config_map(scene: Scene):
     path = scene.path("ConfigMap", "chat-policy")
 
     def copied() -> dict[str, str]:

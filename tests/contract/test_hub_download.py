@@ -149,7 +149,7 @@ def test_an_adapter_is_downloaded(hub: HubServer, tmp_path: Path) -> None:
     assert hub.requested.keys() == {"", "adapter_config.json", "adapter_model.safetensors"}
 
 
-def test_a_hub_that_stays_busy_is_asked_three_times(hub: HubServer) -> None:
+def test_busy_hub_gets_three_tries(hub: HubServer) -> None:
     hub.status, hub.num_errors = {"": 503}, 99
     text, code = error()
 

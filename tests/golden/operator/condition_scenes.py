@@ -124,7 +124,7 @@ def draining(*names: int, serving: bool = True, **known: Any) -> Scene:
     )
 
 
-def stalled_beside_none(**fields: Any) -> Scene:
+def stalled_alone(**fields: Any) -> Scene:
     """A roll out that came to nothing while the old revision answers nothing either."""
     down = with_decode(*(of.pod_state(DECODE, each, ready=False) for each in (0, 1)), status=READY)
     new = [of.workload(identity(B, "prefill"), 1), of.workload(identity(B), 2, 0)]
@@ -311,9 +311,9 @@ SCENES: dict[str, Scene] = {
     "routers without a decode worker": routed(2, 0),
     "no router is ready": routed(0, 1),
     "no routers are asked for": routed(0, 1, 0, service_role="decode"),
-    "a roll out comes to nothing, and nothing serves": stalled_beside_none(),
+    "a roll out comes to nothing, and nothing serves": stalled_alone(),
     "a roll out was given up": given_up(),
-    "a roll out comes to nothing, and a write is refused": stalled_beside_none(
+    "a roll out comes to nothing, and a write is refused": stalled_alone(
         failures=[of.WriteFailure("PDPoolScaler chat-decode-cpu", "ApplyFailed", "no answer")]
     ),
     "a first install comes to nothing": stalled_at_first(),

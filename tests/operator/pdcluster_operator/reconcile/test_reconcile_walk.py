@@ -111,7 +111,7 @@ def written(walk: Walk) -> list[tuple[str, str, str]]:
     return [(each["type"], each["status"], each["message"]) for each in found]
 
 
-async def test_conditions_stand_beside_the_policy_file_and_an_edit_of_them_is_reverted(
+async def test_conditions_are_in_the_policy_config_map_and_an_edit_of_them_is_reverted(
     walk: Walk,
 ):
     await walk.one()

@@ -207,15 +207,15 @@ def test_latencies_of_a_pool_count_each_request_once():
     """Requests of a missed scrape count at the next one, and those before it not again."""
     a, b = target("a"), target("b")
 
-    def told(at: float, who: ScrapeTarget, number: float) -> ScrapeResult:
+    def scraped(at: float, who: ScrapeTarget, number: float) -> ScrapeResult:
         return ScrapeResult(who, at, 0.01, replace(page_of(), histograms=latencies(number)))
 
     windows = rounds_of(
-        [told(0.0, a, 3), told(0.0, b, 100)],
-        [told(5.0, a, 4), told(5.0, b, 110)],
-        [bad(10.0, a), told(10.0, b, 111)],
-        [told(15.0, a, 9), told(15.0, b, 5)],  # b was started again
-        [told(20.0, a, 9), told(20.0, b, 6)],
+        [scraped(0.0, a, 3), scraped(0.0, b, 100)],
+        [scraped(5.0, a, 4), scraped(5.0, b, 110)],
+        [bad(10.0, a), scraped(10.0, b, 111)],
+        [scraped(15.0, a, 9), scraped(15.0, b, 5)],  # b was started again
+        [scraped(20.0, a, 9), scraped(20.0, b, 6)],
     )
 
     rounds = windows.pools()[PREFILL]

@@ -139,7 +139,7 @@ def test_sglang_is_planned_aggregated_for_its_workers_move_no_kv(folder):
         (["--percentile", "10"], "--percentile: is 10; give 50 to 99.9, or leave it out"),
         (["--ttft", "0.0001"], "--ttft 0.0001: no GPU here is so fast: one request alone takes"),
         (["--itl", "0.00001"], "--itl 1e-05: no GPU here is so fast: one request alone takes"),
-        (["--model", "nobody/7b"], "which is not installed: pip install 'pdcluster[plan]'"),
+        (["--model", "acme/7b"], "which is not installed: pip install 'pdcluster[plan]'"),
         (["--file", "a.yaml"], "--slo: plans without a file; leave out -f and --against"),
     ],
 )

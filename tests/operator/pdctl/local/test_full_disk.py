@@ -49,7 +49,7 @@ def test_a_full_disk_is_named_before_processes_start(
     assert "ended with" not in run.text()
 
 
-async def test_what_does_not_fit_beside_an_etcd_elsewhere_is_named(
+async def test_path_without_space_is_named_with_an_external_etcd(
     start: Callable[..., Run], document: dict[str, Any], tmp_path: Path
 ) -> None:
     """The scrape config, certificates and configs of workers, as the space grows."""

@@ -38,7 +38,7 @@ def cluster(gpu: str, engine: dict[str, Any], **spec: Any) -> PDCluster:
     return parse(document)
 
 
-def said(of: PDCluster, model: Path) -> list[str]:
+def warnings_of(of: PDCluster, model: Path) -> list[str]:
     """Warnings, or faults after `refused`."""
     try:
         return [str(each) for each in check_memory(of, model)]
@@ -54,15 +54,17 @@ def test_a_length_that_no_worker_holds_is_refused_with_the_largest_that_it_does(
     engine = {**VLLM, "tensorParallelSize": 2, "maxModelLen": 131072, "deviceMemoryShare": 0.9}
 
     largest = int((0.9 * 141 * GB - 110 * GB) // (327680 / 2))
-    assert said(cluster("H200", engine), model) == [
+    assert warnings_of(cluster("H200", engine), model) == [
         "refused",
         "spec.engine.maxModelLen: is 131072, and one request of that length takes 21.5 GB of KV in "
         "each accelerator, and mixed/m (2 x H200) has 16.9 GB for it: 0.9 of its memory is 127 GB, "
         f"and weights take 110 GB (by {tmp_path}); set engine.maxModelLen to at most {largest}, or "
         "raise engine.tensorParallelSize, or use accelerators with more memory",
     ]
-    assert said(cluster("H200", engine | {"maxModelLen": largest}), model) == []
-    assert said(cluster("H200", engine | {"maxModelLen": largest + 1}), model)[0] == "refused"
+    assert warnings_of(cluster("H200", engine | {"maxModelLen": largest}), model) == []
+    assert (
+        warnings_of(cluster("H200", engine | {"maxModelLen": largest + 1}), model)[0] == "refused"
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_a_pool_is_refused_where_weights_and_one_request_do_not_fit(
     model = folder(tmp_path, config, gigabytes)
     accelerators = {"own": {"resource": "x.example/gpu"}}
 
-    found = said(cluster(gpu, engine, accelerators=accelerators), model)
+    found = warnings_of(cluster(gpu, engine, accelerators=accelerators), model)
 
     assert ("refused" in found) == (fault is not None)
     assert fault is None or fault in found[1]
@@ -113,7 +115,7 @@ def test_memory_is_what_the_object_says_of_its_type(tmp_path: Path) -> None:
 
     for memory, refused in ((100 * GB, True), (200 * GB, False)):
         own = {"own": {"resource": "x.example/gpu", "memoryBytes": memory}}
-        assert bool(said(cluster("own", engine, accelerators=own), model)) == refused
+        assert bool(warnings_of(cluster("own", engine, accelerators=own), model)) == refused
 
 
 def test_fewer_requests_of_the_full_length_than_max_sequences_are_a_warning(tmp_path: Path) -> None:
@@ -121,12 +123,12 @@ def test_fewer_requests_of_the_full_length_than_max_sequences_are_a_warning(tmp_
     engine = {**VLLM, "tensorParallelSize": 4, "maxSequences": 128}
 
     fitting = int((0.92 * 80 * GB - 141 * GB / 4) // (8192 * 327680 / 4))
-    assert said(cluster("H100", engine), model) == [
+    assert warnings_of(cluster("H100", engine), model) == [
         f"spec.roles.mixed.pools[0].gpu: has KV for {fitting} x 8192 tokens, and maxSequences is "
         "128: more requests of that length wait, or are preempted; nothing to do where requests "
         "are shorter"
     ]
-    assert said(cluster("H100", engine | {"maxSequences": fitting}), model) == []
+    assert warnings_of(cluster("H100", engine | {"maxSequences": fitting}), model) == []
 
 
 @pytest.mark.parametrize(
@@ -145,8 +147,8 @@ def test_kv_of_eight_bits_takes_half(
     largest = int(0.92 * 80 * GB) // 327680 * factor
     engine = {**VLLM, "args": args}
 
-    assert said(cluster("H100", engine | {"maxModelLen": largest - 8}), model) == []
-    assert said(cluster("H100", engine | {"maxModelLen": largest + 8}), model) != []
+    assert warnings_of(cluster("H100", engine | {"maxModelLen": largest - 8}), model) == []
+    assert warnings_of(cluster("H100", engine | {"maxModelLen": largest + 8}), model) != []
 
 
 def test_units_that_a_type_lacks_are_a_warning_without_a_folder() -> None:

@@ -84,7 +84,7 @@ async def test_conditions_stand_first_the_worst_on_top_with_their_age(rig: Rig, 
         await expect(region.get_by_text("it answers")).to_be_visible()  # it stays open
 
 
-async def test_without_an_operator_nothing_is_said_of_conditions(page: Page) -> None:
+async def test_no_conditions_are_shown_without_an_operator(page: Page) -> None:
     await expect(page.locator("#decode .worker")).to_be_visible()
     await expect(page.locator("#object")).to_be_hidden()
 
