@@ -277,7 +277,12 @@ async def test_down_ends_a_run_whose_folder_is_gone(
     run = await started(start, "stubborn")
     down = begin("down")
     await run.shows("draining")
-    shutil.rmtree(run.state_dir)
+
+    def is_gone() -> bool:
+        shutil.rmtree(run.state_dir, ignore_errors=True)  # the run may write into it meanwhile
+        return not run.state_dir.exists()
+
+    await wait_until(is_gone, "the folder's end", 20)
     begin("down", "--now").communicate(timeout=30)
     run.process.send_signal(signal.SIGINT)
     output, _ = down.communicate(timeout=30)
