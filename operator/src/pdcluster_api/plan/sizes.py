@@ -22,7 +22,7 @@ from pdcluster_schema import conditions, labels
 from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.sections import PoolSpec
 from pdcluster_schema.values import MAX_REPLICAS, MAX_WORKERS
-from pdcluster_schema.workload import PoolKey, Workload
+from pdcluster_schema.workload import PoolKey, Workload, WorkloadId
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,7 @@ class ScrapeState:
     scraped: Collection[str] = ()
     # seconds for which each pod has been unschedulable, by name
     waits: Mapping[str, float] = field(default_factory=dict)
+    lost: Collection[str] = ()  # pods of lost nodes: none of their accelerators is there
 
 
 def is_unschedulable(pod: PodState) -> bool:
@@ -174,7 +175,8 @@ def pool_facts(
     accelerators are held by the pods of all revisions, each StatefulSet by itself.
     """
     existing, kept = Workloads(observed), Previous(observed.status).kept()
-    holdings, found = _holdings(requested, observed), []
+    observed, lost = _without_lost(observed, scrape_state.lost)
+    holdings, found = _holdings(requested, observed, lost), []
     for size in requested.sizes:
         state = existing.of(*size.key, observed.service_revision) or existing.of(
             *size.key, requested.revision
@@ -197,6 +199,8 @@ def pool_facts(
         )
         if state is not None:
             facts = _with_pods(facts, state, max(size.desired, before), scrape_state)
+            num_lost = sum(ordinal < size.desired for ordinal in lost.get(state.id, ()))
+            facts = replace(facts, lost=num_lost)
         found.append(facts)
     return [*found, *_undeclared(holdings)]
 
@@ -209,8 +213,33 @@ def held_by_type(facts: Iterable[PoolFacts]) -> Counter[str]:
     return sums
 
 
+def _without_lost(
+    observed: Observed, names: Collection[str]
+) -> tuple[Observed, Mapping[WorkloadId, tuple[int, ...]]]:
+    """What is there without pods of lost nodes, and the ordinals of these."""
+    lost = {
+        state.id: tuple(sorted(ordinal_of(pod) for pod in state.pods if _is_lost(pod, names)))
+        for state in observed.workloads
+    }
+    rest = [
+        replace(
+            state,
+            current=max(0, state.current - len(lost[state.id])),
+            pods=tuple(pod for pod in state.pods if not _is_lost(pod, names)),
+        )
+        if lost[state.id]
+        else state
+        for state in observed.workloads
+    ]
+    return replace(observed, workloads=rest), lost
+
+
+def _is_lost(pod: PodState, names: Collection[str]) -> bool:
+    return pod.terminating and pod.ending.name in names
+
+
 def _holdings(
-    requested: RequestedSizes, observed: Observed
+    requested: RequestedSizes, observed: Observed, lost: Mapping[WorkloadId, tuple[int, ...]]
 ) -> dict[PoolAccelerator, tuple[Holding, ...]]:
     planned = {workload.id: workload.replicas for workload in requested.workloads}
     states = {state.id: state for state in observed.workloads}
@@ -230,7 +259,8 @@ def _holdings(
         if own != of and state is not None and state.gone:
             found[key, of[0]] += (_holding(None, size, of, grows=grows),)
             size, grows = 0, False
-        found[key, own[0]] += (_holding(state, size, own, grows=grows),)
+        holding = _holding(state, size, own, grows=grows)
+        found[key, own[0]] += (replace(holding, lost=lost.get(each, ())),)
     return found
 
 

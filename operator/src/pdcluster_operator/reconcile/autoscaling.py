@@ -16,6 +16,7 @@ from pdcluster_api.apiserver.observe import Live, ready_workers
 from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome
 from pdcluster_api.plan.cluster import requested_sizes
+from pdcluster_api.plan.observed.pools import ending_of
 from pdcluster_api.plan.observed.state import Observed, ScalingDecision
 from pdcluster_api.plan.sizes import ScrapeState, is_unschedulable, pool_facts
 from pdcluster_api.plan.status.autoscaled import has_changed
@@ -143,7 +144,8 @@ class Autoscaling:
         # As the last reconcile has left it.
         observed = replace(state.observed, status=body.get("status", {}))
         clock = Clock(self.shared.clock(), self.shared.now())
-        scrape_state = ScrapeState(frozenset(scraped), _waits(state, observed, clock.now))
+        lost = ending_of(observed, clock.wall.isoformat()).lost
+        scrape_state = ScrapeState(frozenset(scraped), _waits(state, observed, clock.now), lost)
         facts = pool_facts(requested_sizes(state.cluster, observed), observed, scrape_state)
         state.leaving = frozenset[str]().union(*(each.leaving for each in facts))
         state.windows.leave(state.leaving)

@@ -52,7 +52,7 @@ def probe_capacity(
             f"s: {facts.gpu} has no room"
         )
         trace.step(rules.CAPACITY, pool.name, (facts.replicas, facts.replicas - released), why)
-        lost = max(0, waiting - released) + _num_refused(pool)
+        lost = max(0, waiting - released) + _num_refused(pool) + facts.lost
         is_open = facts.fault is None and facts.gpu not in backoff
         found.append(replace(pool, is_open=is_open, short=waiting, released=released, lost=lost))
     return found

@@ -144,7 +144,12 @@ class Budget:
     def limits_of(self, pool: Pool) -> list[str]:
         return [limit for limit in self.limits if limit in pool.limits]
 
-    def requested(self, pools: Iterable[Pool], vector: Vector) -> Counter[str]:
+    def requested(self, pools: Sequence[Pool], vector: Vector) -> Counter[str]:
+        """Amounts at a vector, by limit: without workers whose places are kept by lost pods."""
+        own = {pool.key: max(0, vector[pool.key] - pool.facts.lost) for pool in pools}
+        return self._with_others(pools, own)
+
+    def _with_others(self, pools: Iterable[Pool], vector: Vector) -> Counter[str]:
         sums = Counter(self.others)
         for pool in pools:
             for limit in pool.limits:
@@ -170,7 +175,7 @@ class Budget:
     def keeping(self, pools: Iterable[Pool], raised: Vector, vector: Vector) -> "Budget":
         """The budget less the room that pending raises wait for, so that no other pool takes it."""
         missing = {pool.key: raised[pool.key] - vector[pool.key] for pool in pools}
-        return Budget(self.limits, self.requested(pools, missing))
+        return Budget(self.limits, self._with_others(pools, missing))
 
     def over(self, pools: Sequence[Pool], vector: Vector) -> str | None:
         """Limits that are exceeded, as text; None = none is."""

@@ -80,13 +80,15 @@ class Holding:
     ordinals: tuple[int, ...]  # of those that are known, in their order
     grows: bool  # whether the pool's size is its size, too
     gpus_per_replica: int = 1  # accelerators of each; another revision may have had another number
+    lost: tuple[int, ...] = ()  # of pods of lost nodes, in neither: nothing can take their places
 
     def held(self, replicas: int) -> int:
         """The most pods on the way to that size: a terminating pod keeps its place."""
         size = max(self.top, replicas) if self.grows else self.top
         # asked for many sizes of many pools
         num_below = bisect_left(self.ordinals, size) - bisect_left(self.ordinals, 0)
-        return max(self.current, size + len(self.ordinals) - num_below)
+        num_places = size - sum(ordinal < size for ordinal in self.lost)
+        return max(self.current, num_places + len(self.ordinals) - num_below)
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ class PoolFacts:
     unschedulable_seconds: float = 0.0
     # why pods cannot be created at all (a quota, a webhook); None = they can
     fault: str | None = None
+    # pods of lost nodes, in no other number: nothing can take their places
+    lost: int = 0
     # replicas of its StatefulSet while it waits for drains: a lost pod below is created again
     top: int = 0
     # pods that drain and are still scraped: only their part of the prefill queue counts

@@ -12,6 +12,7 @@ import pytest
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.values import Holding, Outcome
 from pdcluster_api.plan.cluster import requested_sizes
+from pdcluster_api.plan.observed.pools import ending_of
 from pdcluster_api.plan.observed.state import Observed, WorkloadState
 from pdcluster_api.plan.sizes import ScrapeState, held_by_type, pool_facts
 from pdcluster_schema.autoscale import AutoscaleSpec
@@ -84,7 +85,8 @@ def new_starts(
 
 
 def outcome_of(cluster: PDCluster, observed: Observed, **workers: Any) -> Outcome:
-    seen = ScrapeState([pod.name for state in observed.workloads for pod in state.pods])
+    pods = [pod.name for state in observed.workloads for pod in state.pods]
+    seen = ScrapeState(pods, lost=ending_of(observed, NOW).lost)
     return see(
         cluster.spec,
         pool_facts(requested_sizes(cluster, observed), observed, seen),
@@ -248,6 +250,37 @@ def test_what_leaves_counts_at_the_size_to_which_it_is_reverted() -> None:
     assert [each.current for each in facts if each.pool.startswith("before")] == [4]
 
 
+def with_one_on_a_lost_node(cluster: PDCluster, since: str | None) -> Observed:
+    """A prefill worker and two decode workers, the first of which should have ended then."""
+    target = revision_of(cluster.spec)
+    of = identity(target, *DECODE)
+    ending = pod_states(of, [0], ready=False, terminating=True, node="n1", since=since)
+    decode = workload(of, 2, 1, current=2, pods=(*ending, *pod_states(of, [1])))
+    return running(cluster, workloads=[of_size(target, PREFILL, 1), decode])
+
+
+@pytest.mark.parametrize(
+    ("since", "decode"),
+    [(NOW, 2), (None, 2), ("2026-01-01T00:00:00Z", 3)],
+    ids=["still ends", "unknown", "lost"],
+)
+def test_the_room_of_a_worker_on_a_lost_node_is_for_another_one(
+    since: str | None, decode: int
+) -> None:
+    cluster = budgeted(total=3)
+    observed = with_one_on_a_lost_node(cluster, since)
+
+    assert outcome_of(cluster, observed).decision.replicas == {PREFILL: 1, DECODE: decode}
+
+
+def test_a_worker_that_comes_back_from_a_lost_node_takes_its_room_again() -> None:
+    cluster = budgeted(total=3)
+    target = revision_of(cluster.spec)
+    back = running(cluster, workloads=[of_size(target, PREFILL, 1), of_size(target, DECODE, 3)])
+
+    assert outcome_of(cluster, back).decision.replicas == {PREFILL: 1, DECODE: 2}
+
+
 def test_with_recreate_what_ends_first_makes_room() -> None:
     cluster = budgeted("Recreate", total=4)
     crowded = outcome_of(cluster, old_serves(cluster))
@@ -265,6 +298,9 @@ def test_with_recreate_what_ends_first_makes_room() -> None:
         (Holding(2, top=0, ordinals=(0, 1), grows=False), [2, 2, 2, 2]),
         # it stays, and what it lost comes again
         (Holding(1, top=3, ordinals=(0,), grows=False), [3, 3, 3, 3]),
+        # a lost one keeps its place, where none of its accelerators is
+        (Holding(2, top=3, ordinals=(0, 1), grows=True, lost=(2,)), [2, 2, 3, 4]),
+        (Holding(2, top=1, ordinals=(0, 1), grows=True, lost=(4,)), [2, 3, 4, 4]),
         # two pods that are not known yet
         (Holding(4, top=2, ordinals=(0, 1), grows=True), [4, 4, 4, 5]),
         # one with a name that is none of a worker's
