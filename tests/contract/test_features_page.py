@@ -114,6 +114,16 @@ FEATURES = (
         roles=MIXED,
     ),
     Feature(
+        "embeddings, `model.frontend: engine`",
+        fields={"model.frontend": "engine"},
+        of_engine={"vllm": of_engine("args", ["--runner", "pooling"])},
+        run={
+            "vllm": f"{STOCK}embeddings.py::"
+            "test_inputs_have_the_model_s_embeddings_by_worker_and_router"
+        },
+        roles=MIXED,
+    ),
+    Feature(
         "LoRA, `model.adapters`",
         fields={"model.adapters": [{"name": "poet", "path": "poet"}]},
         run={"vllm": f"{STOCK}adapters.py::test_an_adapter_answers_by_its_weights_on_every_path"},

@@ -98,3 +98,16 @@ def test_text_is_refused_with_the_way_out(workers, path, fields):
 
         assert reply.status_code in (400, 404), reply.text
         assert "makes embeddings, and generates no text" in reply.json()["error"]["message"]
+
+
+def test_they_count_where_they_are_asked_for_and_where_they_are_computed(workers, prompts):
+    mixed, router = workers
+    before = {worker: worker.metrics() for worker in workers}
+    body = {"model": MODEL, "input": ["1 2 3", "4"]}
+    reply = router.client.http.post(PATH, json=body)
+
+    assert reply.status_code == 200, reply.text
+    num_tokens = reply.json()["usage"]["prompt_tokens"]
+    router.wait_growth(before[router], "request_success", 2, finish_reason="stop")
+    mixed.wait_growth(before[mixed], "prompt_tokens", num_tokens)
+    assert mixed.growth(before[mixed], "request_success", finish_reason="stop") == 0

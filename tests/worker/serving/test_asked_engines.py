@@ -1,6 +1,7 @@
 """The front end that an ingress asks: of its own engine, else of a decode worker."""
 
 import asyncio
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,9 +12,14 @@ from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.peers import Hello
 from pdcluster_worker.serving.peer_handler import PeerRequestHandler
 from pdcluster_worker.serving.worker_runtime import WorkerRuntime
+from pdcluster_worker.stock_engine.front_end import StockFrontEnd
 from pdcluster_worker.stock_engine.http import StockClient
 from tests.ports import free_port
 from tests.worker.stock_engine.fake_vllm import fake_vllm
+
+
+def front_end_at(port: int) -> StockFrontEnd:
+    return StockFrontEnd(StockClient(port), lambda _: nullcontext(lambda _: None))
 
 
 class PlayedPeer:
@@ -31,7 +37,7 @@ class PlayedPeer:
         return self._name.encode()
 
 
-def runtime_of(front_end: StockClient | None, *peers: PlayedPeer) -> Any:
+def runtime_of(front_end: StockFrontEnd | None, *peers: PlayedPeer) -> Any:
     directory = SimpleNamespace(known_decodes=lambda: list(peers))
     worker = SimpleNamespace(front_end=front_end)
     found: Any = SimpleNamespace(worker=worker, _directory=directory)
@@ -45,13 +51,13 @@ async def ask(runtime: Any) -> bytes:
 
 async def test_a_worker_asks_its_own_engine() -> None:
     async with fake_vllm() as fake:
-        asking = asyncio.create_task(ask(runtime_of(StockClient(fake.port), PlayedPeer("a"))))
+        asking = asyncio.create_task(ask(runtime_of(front_end_at(fake.port), PlayedPeer("a"))))
         await (await asyncio.wait_for(fake.calls.get(), 10)).answer(b"own")
         assert await asking == b"own"
 
 
 async def test_one_whose_engine_is_gone_asks_the_least_loaded_peer_that_is_there() -> None:
-    gone = StockClient(free_port())
+    gone = front_end_at(free_port())
     peers = PlayedPeer("lost", ok=False), PlayedPeer("busy", load=5), PlayedPeer("idle", load=1)
 
     assert await ask(runtime_of(gone, *peers)) == b"idle"
@@ -67,7 +73,7 @@ async def test_without_an_engine_anywhere_the_client_gets_a_503_with_retry_after
 
 async def test_a_peer_asks_for_the_front_end_alone() -> None:
     async with fake_vllm() as fake:
-        worker: Any = SimpleNamespace(front_end=StockClient(fake.port))
+        worker: Any = SimpleNamespace(front_end=front_end_at(fake.port))
         hello = cast(Hello, SimpleNamespace(engine_id="e"))
         handler = PeerRequestHandler(worker, hello, cast(Any, None), None)
         with pytest.raises(RequestError, match="is not asked for /sleep here"):

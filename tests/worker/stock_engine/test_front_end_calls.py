@@ -7,9 +7,16 @@ import pytest
 
 from pdcluster_worker.errors import ConfigError, RequestError
 from pdcluster_worker.stock_engine import front_end
-from pdcluster_worker.stock_engine.front_end import EMBEDDINGS, PATHS, ask, check_endpoints
+from pdcluster_worker.stock_engine.front_end import (
+    EMBEDDINGS,
+    PATHS,
+    StockFrontEnd,
+    ask,
+    check_endpoints,
+)
 from pdcluster_worker.stock_engine.http import HttpFailedError, StockClient
 from tests.worker.stock_engine.fake_vllm import FakeVllm, fake_vllm
+from tests.worker.stock_engine.rig import Rig, rigged
 
 
 async def answered(fake: FakeVllm, status: int, data: bytes) -> bytes:
@@ -84,3 +91,47 @@ async def test_an_image_with_them_is_taken() -> None:
         for _ in PATHS:
             await (await asyncio.wait_for(fake.calls.get(), 10)).answer(b"{}", 400)
         await checking
+
+
+async def embed(rig: Rig, inputs: list[str | list[int]], status: int = 200) -> None:
+    """Ask for embeddings, see the engine's load meanwhile, and answer with 7 tokens."""
+    body = json.dumps({"model": "m", "input": inputs}).encode()
+    asking = asyncio.create_task(
+        StockFrontEnd(rig.http, rig.reports.embedding).ask(EMBEDDINGS, body)
+    )
+    call = await rig.call()
+    rig.reports.report()
+    assert (rig.stats[-1].num_waiting, rig.reports.load.has_work) == (len(inputs), True)
+    await call.answer(b'{"data": [], "usage": {"prompt_tokens": 7}}', status)
+    await asking
+
+
+async def test_embeddings_are_load_of_the_engine_that_makes_them() -> None:
+    async with rigged() as rig:
+        await embed(rig, ["a text", [1, 2, 3]])
+        rig.reports.report()
+
+    stats = rig.stats[-1]
+    assert (stats.num_waiting, stats.num_running, stats.prompt_tokens) == (0, 0, 7)
+    assert (stats.prefill_tokens, stats.num_steps, stats.generation_tokens) == (7, 1, 0)
+    assert not rig.reports.load.has_work
+
+
+async def test_embeddings_that_fail_are_no_load_any_more() -> None:
+    async with rigged() as rig:
+        with pytest.raises(HttpFailedError):
+            await embed(rig, ["a text"], status=500)
+        rig.reports.report()
+
+    stats = rig.stats[-1]
+    assert (stats.num_waiting, stats.prompt_tokens, stats.num_steps) == (0, 0, 0)
+
+
+async def test_the_engine_is_to_make_progress_with_embeddings() -> None:
+    async with rigged() as rig:
+        with rig.reports.embedding([0]):
+            assert rig.reports.load.is_to_step
+        rig.page.first = [*rig.page.first, *rig.page.first]  # of two ranks it is not known which
+        with rig.reports.embedding([0]):
+            assert rig.reports.load.has_work
+            assert not rig.reports.load.is_to_step

@@ -34,7 +34,8 @@ class PlayedEngine:
         fields = json.loads(body)
         self.calls.append((path, fields))
         if path == "/v1/embeddings":
-            return json.dumps({"object": "list", "asked": fields}).encode()
+            usage = {"prompt_tokens": 5 * len(fields["input"])}
+            return json.dumps({"object": "list", "asked": fields, "usage": usage}).encode()
         if path.endswith("/derender"):
             return json.dumps(await self._derender(path, fields)).encode()
         if path == "/detokenize":

@@ -42,6 +42,7 @@ from pdcluster_worker.serving.engines.headless_listener import HeadlessListener
 from pdcluster_worker.serving.engines.metrics import EngineMetrics
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.serving.worker_runtime import WorkerRuntime
+from pdcluster_worker.stock_engine.front_end import StockFrontEnd
 from pdcluster_worker.stock_engine.http import StockClient
 from pdcluster_worker.system.native_dtype import DType, dtype_of_device, log_speed
 from pdcluster_worker.system.nvidia import Gpus, GpuUse, read_report
@@ -183,7 +184,9 @@ class ServerProcess:
         )
         worker.occupancy = lambda: self._occupancy(gpu)
         if self._config.model.frontend == "engine":
-            worker.front_end = StockClient(self._config.engine.vllm.port)
+            worker.front_end = StockFrontEnd(
+                StockClient(self._config.engine.vllm.port), engines.first.client.count_embeddings
+            )
         runtime = WorkerRuntime(
             self._config, self._identity, self._files.credentials, worker, http.unacked
         )

@@ -20,7 +20,7 @@ from pdcluster_worker.routing.attempts import PUSH_SECONDS, is_held
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.worker_context import WorkerContext
-from pdcluster_worker.stock_engine.front_end import EMBEDDINGS, PATHS, ask
+from pdcluster_worker.stock_engine.front_end import EMBEDDINGS, PATHS
 from pdcluster_worker.stock_engine.http import HttpFailedError
 from pdcluster_worker.tracing.request_trace import trace_migration, trace_prefill
 
@@ -77,7 +77,7 @@ class PeerRequestHandler:
         if self._worker.front_end is None or path not in (*PATHS, EMBEDDINGS):
             raise RequestError(f"this worker's engine is not asked for {path} here", status=404)
         try:
-            return await ask(self._worker.front_end, path, body)
+            return await self._worker.front_end.ask(path, body)
         except HttpFailedError as e:
             raise PeerError(str(e)) from e
 

@@ -25,7 +25,7 @@ from pdcluster_worker.routing.prefix_index import PrefixIndex
 from pdcluster_worker.serving.engines.client import EngineStalledError
 from pdcluster_worker.serving.engines.engines import Engine, Engines
 from pdcluster_worker.serving.estimation import Estimation
-from pdcluster_worker.stock_engine.http import StockClient
+from pdcluster_worker.stock_engine.front_end import StockFrontEnd
 from pdcluster_worker.tracing.request_trace import RecentTraces
 
 REPORT_SECONDS = 1.0
@@ -84,7 +84,7 @@ class WorkerContext:
     transport_note: str = ""
     engineless: RouterInfo | None = None  # of a router
     peer_block_size: Callable[[], int] = lambda: 0  # of most decode workers; 0 = unknown
-    front_end: StockClient | None = None  # of its engine, where that renders prompts
+    front_end: StockFrontEnd | None = None  # of its engine, where that renders prompts
     absence: Callable[[], str] = lambda: "none is registered"  # why no decode worker takes new work
     # Of the last requests, at its HTTP side too.
     traces: RecentTraces = field(default_factory=RecentTraces)

@@ -34,7 +34,7 @@ from pdcluster_worker.serving.engines.engines import Engine
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.peer_handler import PeerRequestHandler
 from pdcluster_worker.serving.worker_context import WorkerContext
-from pdcluster_worker.stock_engine.front_end import ASK_SECONDS, ask
+from pdcluster_worker.stock_engine.front_end import ASK_SECONDS
 from pdcluster_worker.stock_engine.http import HttpFailedError
 
 logger = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class WorkerRuntime:
         failed: HttpFailedError | PeerError = PeerError("this worker has no engine")
         if self.worker.front_end is not None:
             try:
-                return await ask(self.worker.front_end, path, body)
+                return await self.worker.front_end.ask(path, body)
             except HttpFailedError as e:
                 failed = e
         peers = self._directory.known_decodes()

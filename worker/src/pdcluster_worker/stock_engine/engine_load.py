@@ -1,7 +1,7 @@
 """Load, steps and times of a stock engine, from its HTTP traffic."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 MAX_STEPS = 1000  # of one report; more are dropped
@@ -15,6 +15,7 @@ class _Posted:
     since: float
     is_fetching: bool  # waits for KV; its prompt is not computed here
     is_timed: bool  # waits for no capacity and no other prompt
+    is_watched: bool = True  # this rank has it, and shows that it makes progress
     num_made: int = 0  # tokens so far
 
 
@@ -63,6 +64,7 @@ class StockLoad:
         is_fetching: bool = False,
         is_new: bool = True,
         has_space: bool = True,
+        is_watched: bool = True,
     ) -> None:
         """is_new: its prompt was not counted; has_space: it waits for no other request to end."""
         now = self._clock()
@@ -72,7 +74,7 @@ class StockLoad:
         if is_new:
             self.prompt_tokens += num_tokens
         is_timed = has_space and not (is_fetching or self.to_prefill())
-        self._posted[request_id] = _Posted(num_tokens, now, is_fetching, is_timed)
+        self._posted[request_id] = _Posted(num_tokens, now, is_fetching, is_timed, is_watched)
 
     def made(self, request_id: str, num_tokens: int, *, num_cached: int = 0) -> float | None:
         """num_cached: of the prompt.  The first chunk returns the prefill's seconds, if timed."""
@@ -101,6 +103,15 @@ class StockLoad:
         step.requests.add(request_id)
         return self._count_prompt(step, posted, num_cached)
 
+    def embedded(self, request_ids: Sequence[str], num_tokens: int) -> None:
+        """The engine has answered these inputs, with so many tokens in all, at once."""
+        step = self._begin_step()
+        step.requests.update(request_ids)
+        step.num_firsts += len(request_ids)
+        step.prefilled += num_tokens
+        self.prompt_tokens += num_tokens
+        self.prefill_tokens += num_tokens
+
     def ended(self, request_id: str) -> None:
         self._reserved.pop(request_id, None)
         if self._posted.pop(request_id, None) is not None and not self._posted:
@@ -114,7 +125,7 @@ class StockLoad:
     @property
     def is_to_step(self) -> bool:
         """True with a request that does not wait for a peer: the engine should make progress."""
-        return any(not one.is_fetching for one in self._posted.values())
+        return any(one.is_watched and not one.is_fetching for one in self._posted.values())
 
     @property
     def num_running(self) -> int:

@@ -1,6 +1,10 @@
 """Calls of vLLM's front end: its render, derender and token endpoints, and its embeddings."""
 
 import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import msgspec
 
 from pdcluster_worker.errors import (
     CONTEXT_LENGTH_EXCEEDED,
@@ -24,6 +28,48 @@ ASK_SECONDS = 60.0  # for the longest prompt
 
 _LENGTHS = ("input_text", "input_tokens")  # what vLLM names of a prompt that is too long
 MISSING = (403, 404, 405)
+
+
+CountEmbeddings = Callable[[Sequence[int]], AbstractContextManager[Callable[[int], None]]]
+"""Counts inputs of so many tokens (0 = a text) while they are embedded; what it yields takes the
+tokens of all.
+"""
+
+
+class _EmbeddingInputs(msgspec.Struct):
+    input: list[str | list[int]]
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int = 0
+
+
+class _Embedded(msgspec.Struct):
+    usage: _Usage = _Usage()
+
+
+def num_embedded(answer: bytes) -> int:
+    """Tokens of all inputs, as the engine counts them."""
+    return msgspec.json.decode(answer, type=_Embedded).usage.prompt_tokens
+
+
+class StockFrontEnd:
+    """count: takes embeddings into the engine's load."""
+
+    def __init__(self, http: StockClient, count: CountEmbeddings) -> None:
+        self._http = http
+        self._count = count
+
+    async def ask(self, path: str, body: bytes) -> bytes:
+        """Raises RequestError as vLLM refused it, or HttpFailedError."""
+        if path != EMBEDDINGS:
+            return await ask(self._http, path, body)
+        inputs = msgspec.json.decode(body, type=_EmbeddingInputs).input
+        sizes = [0 if isinstance(each, str) else len(each) for each in inputs]
+        with self._count(sizes) as embedded:
+            answer = await ask(self._http, path, body)
+            embedded(num_embedded(answer))
+        return answer
 
 
 async def ask(http: StockClient, path: str, body: bytes) -> bytes:

@@ -5,7 +5,10 @@ Changed numbers count as progress.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
 
 from pdcluster_worker.messages.block_hash import request_hashes
 from pdcluster_worker.messages.engine import EngineOutput, EngineStats, Pong
@@ -49,6 +52,7 @@ class Reports:
         self._is_pinged = self._keeps = False
         page.readers.append(self)
         self._num_inputs = 0
+        self._embeddings = count()
         self._due: asyncio.TimerHandle | None = None
         self._tokens_then = 0
 
@@ -63,6 +67,24 @@ class Reports:
             self._due = asyncio.get_running_loop().call_later(REPORT_SECONDS, self.report)
         if self.is_busy:
             self.page.wake()
+
+    @contextmanager
+    def embedding(self, inputs: Sequence[int]) -> Iterator[Callable[[int], None]]:
+        """Count inputs while the engine embeds them; see `CountEmbeddings`.
+
+        Of several ranks vLLM chooses one by itself, so no rank is expected to make progress.
+        """
+        names = [f"embedding-{next(self._embeddings)}" for _ in inputs]
+        is_watched = len(self.page.first) == 1
+        for name, num_tokens in zip(names, inputs, strict=True):
+            self.load.begun(name, num_tokens, is_new=False, is_watched=is_watched)
+        self.changed()
+        try:
+            yield partial(self.load.embedded, names)
+        finally:
+            for name in names:
+                self.load.ended(name)
+            self.changed()
 
     def kept(self) -> None:
         self._keeps = True

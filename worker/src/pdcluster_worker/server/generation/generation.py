@@ -9,6 +9,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.qos import Tier
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.overview import ClusterOverview
@@ -92,6 +93,13 @@ class Backend(WorkerView, Protocol):
         ...
 
 
+@dataclass(slots=True)
+class LateTokens:
+    """Tokens of a request that are known at its end, and charged then."""
+
+    number: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ServingContext:
     """policy: in force now.  clock: monotonic seconds."""
@@ -113,6 +121,24 @@ class ServingContext:
     def limits(self) -> ModelLimits:
         backend, eos = self.backend, self.tokenizer.eos_token_ids
         return ModelLimits(backend.max_model_len, backend.vocab_size, eos, backend.length_note)
+
+    @contextmanager
+    def limited(self, tenant: str, tier: Tier, demand: Demand) -> Iterator[LateTokens]:
+        """Hold a request to its tenant's limits.  Raises RequestError 429 beyond them."""
+        start, late = self.clock(), LateTokens()
+        refusal = self.tenants.begin(tenant, tenant_policy(self.policy(), tenant), demand)
+        if refusal is not None:
+            self.metrics.qos_rejected.labels(refusal.code, tier).inc()
+            raise RequestError(
+                refusal.message,
+                status=TOO_MANY_REQUESTS,
+                code=refusal.code,
+                retry_after_seconds=refusal.retry_after_seconds,
+            )
+        try:
+            yield late
+        finally:
+            self.tenants.end(tenant, demand, late.number, self.clock() - start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,23 +241,13 @@ class Generation:
 
     @contextmanager
     def _allowed(self) -> Iterator[None]:
-        serving, tenant, start = self._serving, self._plan.tenant, self._serving.clock()
         demand = Demand(self._num_prompt_tokens, self.num_choices)
-        refusal = serving.tenants.begin(tenant, tenant_policy(serving.policy(), tenant), demand)
-        if refusal is not None:
-            tier = tier_of(self._specs[0].priority)
-            serving.metrics.qos_rejected.labels(refusal.code, tier).inc()
-            raise RequestError(
-                refusal.message,
-                status=TOO_MANY_REQUESTS,
-                code=refusal.code,
-                retry_after_seconds=refusal.retry_after_seconds,
-            )
-        try:
-            yield
-        finally:
-            made = sum(choice.num_tokens for choice in self._choices)
-            serving.tenants.end(tenant, demand, made, serving.clock() - start)
+        tier = tier_of(self._specs[0].priority)
+        with self._serving.limited(self._plan.tenant, tier, demand) as late:
+            try:
+                yield
+            finally:
+                late.number = sum(choice.num_tokens for choice in self._choices)
 
     def follow(self, reader: Reader[Delta]) -> None:
         """Have later deltas taken by `reader` where no stop string may end the lone choice."""

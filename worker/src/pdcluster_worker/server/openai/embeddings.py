@@ -1,5 +1,6 @@
 """POST /v1/embeddings: by an engine whose model makes embeddings."""
 
+import logging
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
@@ -7,12 +8,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from pdcluster_schema.log_lines import log_fields
+from pdcluster_worker.errors import field_error
+from pdcluster_worker.routing.qos.tenants import Demand, tenant_policy
 from pdcluster_worker.server.generation.generation import ServingContext
 from pdcluster_worker.server.generation.respond import check_model, not_ready
 from pdcluster_worker.server.http.limits import BodyReader
+from pdcluster_worker.server.http.request_context import RequestContext, context_of
 from pdcluster_worker.server.http.routes import JsonRoute, with_errors
 from pdcluster_worker.server.schemas.fields import Body, PromptList, Text
-from pdcluster_worker.stock_engine.front_end import EMBEDDINGS
+from pdcluster_worker.stock_engine.front_end import EMBEDDINGS, num_embedded
+
+logger = logging.getLogger(__name__)
 
 
 class EmbeddingRequest(Body):
@@ -56,8 +63,35 @@ def embedding_routes(serving: ServingContext, reader: BodyReader) -> list[Route]
         check_model(body.model, serving.backend)
         if (reason := serving.backend.ready()) is not None:
             raise not_ready(reason)
-        answer = await serving.front_end.embed(body.model_dump(exclude_none=True))
+        answer = await _embed(serving, body, context_of(request))
         return Response(answer, media_type="application/json")
 
     answers = with_errors(EmbeddingReply)
     return [JsonRoute(EMBEDDINGS, EmbeddingRequest, embeddings, answers, reader=reader)]
+
+
+async def _embed(serving: ServingContext, body: EmbeddingRequest, context: RequestContext) -> bytes:
+    """The engine's answer, counted as one request of one token for each input."""
+    tenant, num_inputs = context.tenant, len(body.input)
+    limits = tenant_policy(serving.policy(), tenant)
+    most = limits.max_concurrent_requests
+    if most is not None and num_inputs > most:
+        raise field_error(
+            "input",
+            f"{num_inputs} inputs are more than the {most} requests that may be open of this API "
+            "key (maxConcurrentRequests): send fewer",
+        )
+    num_known = sum(len(each) for each in body.input if not isinstance(each, str))
+    demand = Demand(num_known, num_inputs)
+    with serving.limited(tenant, limits.priority or "normal", demand) as late:
+        answer = await serving.front_end.embed(body.model_dump(exclude_none=True))
+        num_tokens = num_embedded(answer)
+        late.number = max(0, num_tokens - num_known)
+    seconds = serving.clock() - context.arrival_seconds
+    for _ in range(num_inputs):
+        serving.metrics.request_success.labels("stop").inc()
+        serving.metrics.e2e_request_latency_seconds.observe(seconds)
+    names = {"request": context.request_id, "label": context.label, "model": body.model}
+    counts = {"inputs": num_inputs, "prompt_tokens": num_tokens, "seconds": seconds}
+    log_fields(logger, "embedded", {**names, **counts})
+    return answer

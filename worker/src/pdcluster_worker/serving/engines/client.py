@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 from pdcluster_worker.backoff import run_until_first_ends
@@ -20,6 +21,7 @@ from pdcluster_worker.messages.engine import (
     Tokens,
 )
 from pdcluster_worker.messages.requests import Token
+from pdcluster_worker.stock_engine.front_end import CountEmbeddings
 from pdcluster_worker.streams import Reader
 from pdcluster_worker.system.native_dtype import DType
 from pdcluster_worker.tracing import trace_context
@@ -172,6 +174,8 @@ class EngineClient:
         self.on_pong: Callable[[Pong], None] = lambda _: None
         # Called with what is waited for, where that is known before it serves.
         self.on_wait: Callable[[str], None] = lambda _: None
+        # Of a stock engine that serves.
+        self.count_embeddings: CountEmbeddings = lambda _: nullcontext(lambda _: None)
         self.stats: EngineStats | None = None
         self.on_stats: list[Callable[[EngineStats], None]] = []
         self.on_blocks: list[Callable[[BlockEvents], None]] = []

@@ -213,6 +213,7 @@ class StockChild(Child):
         api = self._server.api
         engine = StockEngine(self.http, model, reports, client.deliver, trace=client.trace, api=api)
         self._reports, self._engine = reports, engine
+        client.count_embeddings = reports.embedding
         client.deliver([facts.ready])
 
     async def take_all(self) -> None:
