@@ -87,6 +87,10 @@ class Call:
             f"HTTP/1.1 {status} X\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
         )
 
+    @property
+    def connection(self) -> object:
+        return self._writer
+
     def cut(self) -> None:
         self._writer.transport.abort()
 

@@ -65,3 +65,59 @@ async def test_what_came_before_a_connection_broke_is_taken_first() -> None:
                 await asyncio.wait_for(answer.follow(taken.append), 10)
 
     assert taken == [b"one"]
+
+
+async def test_a_connection_serves_the_next_request_after_a_whole_answer() -> None:
+    async with fake_vllm() as fake:
+        client = StockClient(fake.port)
+        calls = [await whole(client, fake) for _ in range(2)]
+        client.close()
+        await asyncio.wait_for(calls[1].is_broken.wait(), 10)
+
+    assert calls[0].connection is calls[1].connection
+
+
+async def test_an_answer_that_was_left_early_ends_its_connection() -> None:
+    async with fake_vllm() as fake:
+        client = StockClient(fake.port)
+        calling = asyncio.create_task(begun(fake))
+        async with client.request("POST", "/", b"{}"):
+            left = await calling
+        await asyncio.wait_for(left.is_broken.wait(), 10)
+        later = await whole(client, fake)
+        client.close()
+
+    assert left.connection is not later.connection
+
+
+async def test_a_connection_that_the_server_closed_meanwhile_is_made_anew() -> None:
+    async with fake_vllm() as fake:
+        client = StockClient(fake.port)
+        first = await whole(client, fake)
+        first.cut()  # the client does not see it before it writes
+        later = await whole(client, fake)
+        client.close()
+
+    assert first.connection is not later.connection
+
+
+async def test_a_connection_without_a_request_for_long_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pdcluster_worker.stock_engine.http.IDLE_SECONDS", -1.0)
+    async with fake_vllm() as fake:
+        client = StockClient(fake.port)
+        first, later = [await whole(client, fake) for _ in range(2)]
+        client.close()
+
+    assert first.connection is not later.connection
+
+
+async def whole(client: StockClient, fake: FakeVllm) -> Call:
+    """A request whose answer ends."""
+    calling = asyncio.create_task(asyncio.wait_for(fake.calls.get(), 10))
+    asking = asyncio.create_task(client.post("/", b"{}"))
+    call = await calling
+    await call.answer(b"done")
+    assert await asyncio.wait_for(asking, 10) == b"done"
+    return call

@@ -95,6 +95,7 @@ class StockEngine:
             task.cancel()
         for request_id in list(self._requests):
             self._forget(request_id)
+        self._http.close()
 
     # --- requests ---------------------------------------------------------------------------
 

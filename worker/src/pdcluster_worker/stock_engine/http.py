@@ -1,6 +1,9 @@
-"""HTTP/1.1 client of one server on loopback: a connection for each request."""
+"""HTTP/1.1 client of one server on loopback.  A connection serves one request at a time, and again
+within `IDLE_SECONDS` of a whole answer; the server sees the end of any other.
+"""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
@@ -8,21 +11,30 @@ import httptools
 
 GET_SECONDS = 5.0  # for an answer to `get`
 
+IDLE_SECONDS = 1.0  # for a connection without a request; uvicorn closes it after 5
+
 MAX_ATTEMPTS = 4  # of an answer in time, for a machine under full load
 
 MAX_ERROR_BYTES = 300  # of an error's body in the message
 
 
 class HttpFailedError(Exception):
-    """is_refused: connection refused.  is_late: timeout; a retry may succeed.  status: of an answer
-    that is none of success; 0 = there was none.
+    """is_refused: connection refused.  is_late: timeout; a retry may succeed.  is_cut: the
+    connection was closed.  status: of an answer that is none of success; 0 = there was none.
     """
 
     def __init__(
-        self, message: str, *, is_refused: bool = False, is_late: bool = False, status: int = 0
+        self,
+        message: str,
+        *,
+        is_refused: bool = False,
+        is_late: bool = False,
+        is_cut: bool = False,
+        status: int = 0,
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.is_cut = is_cut
         self.is_refused = is_refused
         self.is_late = is_late
 
@@ -36,6 +48,7 @@ class HttpAnswer(asyncio.Protocol):
 
     def __init__(self, address: str) -> None:
         self.status = 0
+        self.is_reusable = False  # its connection, for another request
         self._address = address
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._parts: list[bytes] = []  # of the body, until `follow`
@@ -96,7 +109,7 @@ class HttpAnswer(asyncio.Protocol):
             self._fail(HttpFailedError(f"{self._address} does not speak HTTP: {e}"))
 
     def connection_lost(self, _: Exception | None) -> None:
-        self._fail(HttpFailedError(f"{self._address} closed the connection"))
+        self._fail(HttpFailedError(f"{self._address} closed the connection", is_cut=True))
 
     def on_headers_complete(self) -> None:
         if self._parser is not None:
@@ -115,7 +128,12 @@ class HttpAnswer(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._is_whole = True
+        if self._parser is not None:
+            self.is_reusable = self._failure is None and self._parser.should_keep_alive()
         self._wake()
+
+
+_IDLE = asyncio.Protocol()  # of a connection between two requests
 
 
 class StockClient:
@@ -124,21 +142,65 @@ class StockClient:
     def __init__(self, port: int, rank: int | None = None) -> None:
         self._address = f"127.0.0.1:{port}"
         self._port = port
-        self._lines = ["Host: localhost", "Connection: close"]
+        self._lines = ["Host: localhost"]
         if rank is not None:
             self._lines.append(f"X-data-parallel-rank: {rank}")
+        self._idle: list[tuple[asyncio.Transport, float]] = []  # and since when
 
     @asynccontextmanager
     async def request(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[HttpAnswer]:
-        """The server sees its connection end with the block.  Raises HttpFailedError."""
+        """The server sees its connection end with the block, unless the answer was whole.
+
+        Raises HttpFailedError.
+        """
         lines = [f"{method} {path} HTTP/1.1", *self._lines]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         if body:
             lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+        data = "\r\n".join([*lines, "", ""]).encode() + body
+        used = self._take_idle()
+        transport, answer = used or await self._connect()
         try:
-            transport, answer = await asyncio.get_running_loop().create_connection(
+            transport.write(data)
+            try:
+                await answer.wait_for_head()
+            except HttpFailedError as e:
+                if used is None or not e.is_cut:
+                    raise
+                transport, answer = await self._connect()  # closed before it took the request
+                transport.write(data)
+                await answer.wait_for_head()
+            yield answer
+        finally:
+            if answer.is_reusable and not transport.is_closing():
+                transport.set_protocol(_IDLE)
+                self._idle.append((transport, time.monotonic()))
+            else:
+                transport.abort()
+            answer.close()
+
+    def close(self) -> None:
+        """Close the connections that serve no request."""
+        while self._idle:
+            self._idle.pop()[0].abort()
+
+    def _take_idle(self) -> tuple[asyncio.Transport, HttpAnswer] | None:
+        """The connection used last, and its next answer."""
+        while self._idle:
+            transport, since = self._idle.pop()
+            if transport.is_closing() or time.monotonic() - since > IDLE_SECONDS:
+                transport.abort()
+                continue
+            answer = HttpAnswer(self._address)
+            transport.set_protocol(answer)
+            return transport, answer
+        return None
+
+    async def _connect(self) -> tuple[asyncio.Transport, HttpAnswer]:
+        try:
+            return await asyncio.get_running_loop().create_connection(
                 lambda: HttpAnswer(self._address), "127.0.0.1", self._port
             )
         except OSError as e:
@@ -146,13 +208,6 @@ class StockClient:
                 f"cannot connect to {self._address}: {e.strerror or e}",
                 is_refused=isinstance(e, ConnectionRefusedError),
             ) from e
-        try:
-            transport.write("\r\n".join([*lines, "", ""]).encode() + body)
-            await answer.wait_for_head()
-            yield answer
-        finally:
-            transport.abort()
-            answer.close()
 
     async def get(self, path: str) -> bytes:
         """Return the body of a 200.  Raises HttpFailedError."""
