@@ -132,7 +132,10 @@ def test_a_gguf_file_of_a_repository_is_downloaded_and_made_into_a_folder(
         "path": str(file),
     }
     assert file.read_bytes() == (hub.folder / file.name).read_bytes()
-    assert hub.requested == {"": 2, "tiny-Q8_0.gguf": 1}
+    assert document_of("acme/tiny:tiny-Q8_0.gguf", ModelOptions(mixed=1))["spec"]["model"][
+        "path"
+    ].endswith("--tiny-q8_0.gguf/tiny-Q8_0.gguf")
+    assert hub.requested == {"": 3, "tiny-Q8_0.gguf": 2}
     with pytest.raises(InvalidObjectError, match=r"^revision: '-x' is not a branch, tag or commit"):
         document_of("acme/tiny:Q8_0@-x", ModelOptions(mixed=1))
 

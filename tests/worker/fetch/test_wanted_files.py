@@ -75,6 +75,7 @@ def test_without_a_config_it_is_no_model() -> None:
         ("Q4_K_M", "tiny-Q4_K_M.gguf"),
         ("q8_0", "tiny.Q8_0.gguf"),
         ("tiny.Q8_0.gguf", "tiny.Q8_0.gguf"),
+        ("tiny.q8_0.GGUF", "tiny.Q8_0.gguf"),
         ("F16", "f16.gguf"),
     ],
 )

@@ -21,7 +21,7 @@ from pdctl.local.model import downloaded_gguf, gguf_of, is_gguf, require_utf8
 
 MODEL = (
     "a model's folder or GGUF file, or OWNER/NAME, OWNER/NAME@REVISION or, for one of its GGUF "
-    "files, OWNER/NAME:QUANTIZATION of the Hugging Face hub"
+    "files, OWNER/NAME:QUANTIZATION or OWNER/NAME:FILE of the Hugging Face hub"
 )
 _REPOSITORY = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<gguf>[\w.-]+))?(@(?P<revision>.+))?",
@@ -90,10 +90,13 @@ def _source(model: str) -> dict[str, Any]:
     if is_gguf(path):
         require_utf8(path.resolve())
         return {"name": path.stem, "path": str(path.resolve())}
-    is_name_of_file = path.suffix.lower() in (".gguf", *_FILE_ENDINGS)
-    if not path.exists() and (is_name_of_file or ("/" in model and path.parent.is_dir())):
-        raise StartError(f"no file at {model}; correct the path, or give {MODEL}", exit_code=2)
     found = _REPOSITORY.fullmatch(model)
+    is_name_of_file = path.suffix.lower() in (".gguf", *_FILE_ENDINGS)
+    is_of_hub = found is not None and found["gguf"] is not None
+    if not (path.exists() or is_of_hub) and (
+        is_name_of_file or ("/" in model and path.parent.is_dir())
+    ):
+        raise StartError(f"no file at {model}; correct the path, or give {MODEL}", exit_code=2)
     if found is None:
         raise StartError(
             f"{model}: no file or folder is there, and it is no name of the hub; give {MODEL}, or "

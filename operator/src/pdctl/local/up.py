@@ -5,6 +5,7 @@ On an error all that was started is stopped before the error is shown.
 """
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -111,9 +112,21 @@ def up(prepared: PreparedRun, screen: Screen) -> None:
         except OSError as e:
             if e.filename is None:
                 raise
-            raise state_unwritable(e.filename, e) from e
+            raise _failed(e, request.state_dir) from e
         finally:
             remove_api_keys(request.state_dir, name)
+
+
+def _failed(error: OSError, state_dir: Path) -> StartError:
+    """Of a file of the run, or of one that was read or started."""
+    path = Path(os.fsdecode(error.filename))
+    is_own = path.absolute().is_relative_to(state_dir.absolute())
+    if is_own and error.errno == errno.ENOENT:
+        message = f"{path}: is gone; leave {state_dir} as it is while `pdctl up` runs"
+        return StartError(message, exit_code=1)
+    if is_own:
+        return state_unwritable(path, error)
+    return StartError(f"{path}: {error.strerror}", exit_code=1)
 
 
 def prepare(request: UpRequest) -> PreparedRun:

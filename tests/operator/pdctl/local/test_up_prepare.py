@@ -1,5 +1,6 @@
 """Refusals of `pdctl up` before it starts anything: workers, address, key, a model by config."""
 
+import errno
 import json
 import os
 import socket
@@ -20,7 +21,8 @@ from pdctl.local.checked_model import checked
 from pdctl.local.download import downloaded
 from pdctl.local.machine import port_is_free
 from pdctl.local.run_directory import RunDirectory
-from pdctl.local.up import UpRequest, prepare, read_key
+from pdctl.local.screen import make_screen
+from pdctl.local.up import UpRequest, prepare, read_key, up
 from tests.operator.pdctl.stub_model import stub_model
 from tests.ports import free_port
 from tests.system.ipv6 import has_ipv6
@@ -152,3 +154,32 @@ def test_pdctl_without_workers_names_what_to_install(
         with pytest.raises(StartError, match="without workers; pip install 'pdcluster") as refusal:
             start()
         assert refusal.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "path", "message"),
+    [
+        (errno.EACCES, "/opt/etcd", "/opt/etcd: Permission denied"),
+        (errno.ENOENT, "state/chat/run-1/x", "state/chat/run-1/x: is gone; leave state as it is"),
+        (errno.ENOSPC, "state/x", "state/x: cannot be written: No space left on device; free some"),
+    ],
+)
+def test_a_file_that_fails_while_it_runs_is_named_with_what_failed(
+    number: int,
+    path: str,
+    message: str,
+    request_at: Callable[[int], UpRequest],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    async def serve(*_: object) -> None:
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pdctl.local.up._serve", serve)
+    request = replace(request_at(free_port()), state_dir=Path("state"))
+    with (
+        make_screen(progress=False) as screen,
+        pytest.raises(StartError, match=f"^{message}"),
+    ):
+        up(prepare(request), screen)

@@ -180,7 +180,8 @@ def small_files(files: Sequence[RemoteFile]) -> list[RemoteFile]:
 
 
 def gguf_file(files: Sequence[RemoteFile], quantization: str | None) -> RemoteFile | None:
-    """The GGUF file of a quantization, as in model-Q4_K_M.gguf; empty = the only one.
+    """The GGUF file of a quantization, as in model-Q4_K_M.gguf, or of that name; empty = the only
+    one.
 
     None where none is asked for, or a quantization is not and there is another model.
     Raises FetchError where there is not one such file.
@@ -189,7 +190,7 @@ def gguf_file(files: Sequence[RemoteFile], quantization: str | None) -> RemoteFi
     has_other = any(file.name == _CONFIG for file in files)
     if quantization is None or (not quantization and (has_other or not found)):
         return None
-    name = re.escape(quantization.removesuffix(".gguf"))
+    name = re.escape(re.sub(r"\.gguf$", "", quantization, flags=re.IGNORECASE))
     ending = re.compile(rf"(.*[-._])?{name}\.gguf", re.IGNORECASE)
     chosen = [file for file in found if not quantization or ending.fullmatch(file.name)]
     if len(chosen) == 1:
