@@ -10,7 +10,7 @@ import json
 import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from pdcluster_worker.messages.overview import (
     ClusterOverview,
     ConditionsOverview,
     History,
+    KvTier,
     WorkerFigures,
     WorkerOverview,
 )
@@ -112,6 +113,7 @@ class ScriptedBackend:
     ingresses: int = 1
     num_overviews: int = 0
     conditions: ConditionsOverview | None = None
+    tiers: list[KvTier] = field(default_factory=list)  # of the decode worker
 
     def overview(self) -> ClusterOverview:
         """A prefill and a decode worker; the KV of a request has moved since the last one."""
@@ -120,9 +122,10 @@ class ScriptedBackend:
         self.num_overviews += 1
         moved = 1000 * self.num_overviews
         figures = WorkerFigures(2, 1, 25, 100, 1, moved, self.num_overviews, 1)
+        below = replace(figures, tiers=self.tiers)
         workers = [
-            WorkerOverview(f"c-{role}-0", role, "cpu", "ready", "", "Xeon", figures)
-            for role in ("decode", "prefill")
+            WorkerOverview(f"c-{role}-0", role, "cpu", "ready", "", "Xeon", found)
+            for role, found in (("decode", below), ("prefill", figures))
         ]
         history = History(30, {"decode": [1, 1], "prefill": [0, 1]}, [0, 3], [2, 1])
         return ClusterOverview(

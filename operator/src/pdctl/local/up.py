@@ -118,7 +118,7 @@ def up(prepared: PreparedRun, screen: Screen) -> None:
 
 
 def _failed(error: OSError, state_dir: Path) -> StartError:
-    """Of a file of the run, or of one that was read or started."""
+    """Name a file of the run, or one that was read or started, and what went wrong."""
     path = Path(os.fsdecode(error.filename))
     is_own = path.absolute().is_relative_to(state_dir.absolute())
     if is_own and error.errno == errno.ENOENT:

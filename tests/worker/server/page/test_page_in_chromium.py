@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.overview import ConditionOverview, ConditionsOverview
+from pdcluster_worker.messages.overview import (
+    ConditionOverview,
+    ConditionsOverview,
+    KvTier,
+)
 from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdcluster_worker.server.http.run import HttpServer, serve
 from tests.browser import Page, Route, expect, opened
@@ -53,6 +57,16 @@ async def test_it_draws_workers_kv_on_its_way_and_the_last_hour(page: Page) -> N
     await expect(page.locator("#prompts rect")).to_have_count(3)
     await expect(page.locator("#prompts-text")).to_contain_text("3 prefilled remotely · 3 locally")
     await expect(page).to_have_title("c · PDCluster")
+
+
+async def test_tiers_of_kv_are_shown_of_a_worker_that_has_them(rig: Rig, url: str) -> None:
+    rig.backend.tiers = [KvTier("host memory", 3, 10), KvTier("disk", 0, 0)]
+    async with opened(url) as page:
+        card = page.locator("#decode .worker")
+        await expect(card).to_contain_text("KV in host memory30 %")
+        await expect(card).to_contain_text("KV in disk0 %")
+        await expect(card.locator(".bar")).to_have_count(3)
+        await expect(page.locator("#prefill .bar")).to_have_count(1)
 
 
 def ago(seconds: float) -> str:

@@ -1,6 +1,15 @@
 """A cluster as one of its ingress workers sees it: what `GET /debug/cluster` answers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class KvTier:
+    """Blocks below the pool, as in host memory."""
+
+    name: str
+    used_blocks: int
+    total_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -9,6 +18,7 @@ class WorkerFigures:
 
     num_transfers: requests whose KV is on its way to or from here.
     kv_bytes, remote_prefills, local_prefills: since its engines started.
+    tiers: the fastest first; none where its engines have none.
     """
 
     num_running: int
@@ -19,6 +29,7 @@ class WorkerFigures:
     kv_bytes: int
     remote_prefills: int
     local_prefills: int
+    tiers: list[KvTier] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

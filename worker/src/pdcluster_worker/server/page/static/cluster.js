@@ -154,14 +154,18 @@ function card(worker) {
     html("span", { class: "state", "data-state": state }, state),
     html("p", { class: "meta" }, worker.note || details.filter(Boolean).join(" · ")));
   if (!figures) return element;
-  const used = percent(figures.used_blocks, figures.total_blocks || 1);
-  const fill = html("i");
-  fill.style.width = used.replace(" ", "");
-  const load = [["Running", figures.num_running], ["Waiting", figures.num_waiting], ["KV", used]];
-  element.append(
-    html("dl", {}, ...load.map(figure)),
-    html("div", { class: "bar", "aria-hidden": "true" }, fill));
+  const used = ({ used_blocks: used, total_blocks: total }) => percent(used, total || 1);
+  const kept = [["KV", used(figures)]];
+  for (const tier of figures.tiers) kept.push([`KV in ${tier.name}`, used(tier)]);
+  const load = [["Running", figures.num_running], ["Waiting", figures.num_waiting], ...kept];
+  element.append(html("dl", {}, ...load.map(figure)), ...kept.map(([, share]) => bar(share)));
   return element;
+}
+
+function bar(share) {
+  const fill = html("i");
+  fill.style.width = share.replace(" ", "");
+  return html("div", { class: "bar", "aria-hidden": "true" }, fill);
 }
 
 /** A line from each prefill worker to the middle, and from there to each decode worker. */
@@ -211,7 +215,7 @@ function drawPrompts(remote, local, x, step) {
   caption("prompts-text", "Prompts", [
     ["prefill", `${total(remote)} prefilled remotely`], ["decode", `${total(local)} locally`]]);
   const most = Math.max(1, ...remote.map((count, index) => count + local[index]));
-  const bar = (index, name, count, under) => svg("rect", {
+  const column = (index, name, count, under) => svg("rect", {
     class: `f-${name}`,
     x: x(index),
     width: step,
@@ -219,8 +223,8 @@ function drawPrompts(remote, local, x, step) {
     height: level(0, most) - level(count, most),
   });
   plot("prompts", remote.flatMap((count, index) => [
-    ...(count ? [bar(index, "prefill", count, 0)] : []),
-    ...(local[index] ? [bar(index, "decode", local[index], count)] : []),
+    ...(count ? [column(index, "prefill", count, 0)] : []),
+    ...(local[index] ? [column(index, "decode", local[index], count)] : []),
   ]));
 }
 
