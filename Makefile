@@ -19,7 +19,7 @@ help: ## show this list
 
 setup: .venv/.ready ## create .venv with everything the project needs
 
-.venv/.ready: scripts/setup.sh scripts/torch_without_cuda.py constraints.txt requirements-dev.txt schema/pyproject.toml operator/pyproject.toml worker/pyproject.toml worker/setup.py $(KERNELS)
+.venv/.ready: scripts/setup.sh scripts/torch_without_cuda.py constraints.txt requirements-dev.txt schema/pyproject.toml operator/pyproject.toml worker/pyproject.toml simulator/pyproject.toml worker/setup.py $(KERNELS)
 	@scripts/setup.sh
 	@touch $@
 

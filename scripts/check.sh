@@ -20,8 +20,8 @@ slow() { # as run; left out by --fast
 
 run format .venv/bin/ruff format --check .
 run lint .venv/bin/ruff check .
-slow types .venv/bin/mypy schema/src worker/src operator/src
-slow bench-types env MYPYPATH=bench:schema/src:worker/src:operator/src .venv/bin/mypy bench
+slow types .venv/bin/mypy schema/src worker/src operator/src simulator/src
+slow bench-types env MYPYPATH=bench:schema/src:worker/src:operator/src:simulator/src .venv/bin/mypy bench
 run imports .venv/bin/lint-imports
 run tests .venv/bin/python scripts/check_tests.py
 run words .venv/bin/python scripts/check_words.py

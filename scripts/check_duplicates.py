@@ -20,7 +20,7 @@ from pathlib import Path
 
 from sources import python_files
 
-FOLDERS = ("schema/src", "operator/src", "worker/src")
+FOLDERS = ("schema/src", "operator/src", "worker/src", "simulator/src")
 MIN_LINES = 10
 
 LAYOUT = {

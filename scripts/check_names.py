@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sources import python_files
 
-FOLDERS = ("schema/src", "operator/src", "worker/src")
+FOLDERS = ("schema/src", "operator/src", "worker/src", "simulator/src")
 
 _WORDS = """
 anew asked asking asks beside besides crew crowd course door doors fate foreseen giving here journey

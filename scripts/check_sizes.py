@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sources import python_files
 
-FOLDERS = ("schema/src", "operator/src", "worker/src", "bench", "scripts")
+FOLDERS = ("schema/src", "operator/src", "worker/src", "simulator/src", "bench", "scripts")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_POSITIONAL = 5

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from sources import python_files
 
-SOURCES = ("schema/src", "operator/src", "worker/src", "tests", "e2e", "bench", "scripts")
+SOURCES = ("schema/src", "operator/src", "worker/src", "simulator/src")
+SOURCES += ("tests", "e2e", "bench", "scripts")
 TEXTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile")
 TEXTS += ("docs", "crds", "charts", "examples")
 SUFFIXES = (".md", ".yaml", ".yml", ".tpl", ".json", ".lua")

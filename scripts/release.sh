@@ -17,10 +17,10 @@ umask 022
 rm -f "$dist"/pdcluster*-* "$dist"/pdcluster-*.tgz "$dist/SHA256SUMS"
 
 # Tracked files alone, with the licence in each wheel, and every distribution bound to its own version of the others.
-git ls-files -z schema operator worker charts | xargs -0 tar --mode=u=rwX,go=rX -c | tar -x -C "$work"
-for part in schema operator worker; do
+git ls-files -z schema operator worker simulator charts | xargs -0 tar --mode=u=rwX,go=rX -c | tar -x -C "$work"
+for part in schema operator worker simulator; do
     cp LICENSE "$work/$part/"
-    sed -Ei "/^name/! s/\"(pdcluster-(schema|worker))\"/\"\1==$version\"/" "$work/$part/pyproject.toml"
+    sed -Ei "/^name/! s/\"(pdcluster(-(schema|worker|simulator))?)\"/\"\1==$version\"/" "$work/$part/pyproject.toml"
 done
 
 build() { # build PART
@@ -28,6 +28,7 @@ build() { # build PART
 }
 build schema
 build operator
+build simulator
 for machine in x86_64 aarch64; do
     PDCLUSTER_KERNELS_FOR=$machine build worker
     rm -rf "$work/worker/build"

@@ -1,4 +1,4 @@
-"""One version everywhere: the newest release of the changelog, both distributions, the chart, the
+"""One version everywhere: the newest release of the changelog, the distributions, the chart, the
 images, the docs.
 """
 
@@ -18,6 +18,7 @@ NUMBER = r"(\d+\.\d+\.\d+)"
 IN_FILES = {
     "schema/pyproject.toml": rf'^version = "{NUMBER}"$',
     "operator/pyproject.toml": rf'^version = "{NUMBER}"$',
+    "simulator/pyproject.toml": rf'^version = "{NUMBER}"$',
     "worker/pyproject.toml": rf'^version = "{NUMBER}"$',
     "charts/pdcluster/Chart.yaml": rf"^(?:version|appVersion): {NUMBER}\b",
     "Dockerfile.operator": rf"^ARG VERSION={NUMBER}$",
@@ -42,7 +43,7 @@ def test_version_of_a_file_is_the_newest_release(path: str, pattern: str) -> Non
     assert set(re.findall(pattern, (ROOT / path).read_text(), re.MULTILINE)) == {VERSION}
 
 
-@pytest.mark.parametrize("distribution", ["operator", "worker"])
+@pytest.mark.parametrize("distribution", ["operator", "simulator", "worker"])
 def test_version_of_every_package_is_the_newest_release(distribution: str) -> None:
     packages = (ROOT / distribution / "src").glob("*/__init__.py")
     texts = " ".join(path.read_text() for path in packages)

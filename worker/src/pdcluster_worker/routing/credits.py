@@ -135,6 +135,13 @@ class CreditLedger:
         """Tokens of unused grants and of work in hand."""
         return sum(claim.tokens for _, claim in self._unused.values()) + sum(self._in_hand.values())
 
+    def grants_at_once(self, tokens: int) -> bool:
+        """Return whether a new claim of so many tokens would be granted without waiting."""
+        if self._is_stopped or self._queues or not self._batching.is_immediate:
+            return False
+        outstanding = self.outstanding_tokens
+        return not outstanding or outstanding + tokens <= self._limit_tokens
+
     @property
     def unused_grants(self) -> int:
         return len(self._unused)

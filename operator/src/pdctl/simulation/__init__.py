@@ -1,0 +1,1 @@
+"""`pdctl simulate`: inputs of the simulator, and its results as text and pictures."""

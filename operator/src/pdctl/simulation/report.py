@@ -1,0 +1,124 @@
+"""Results of a simulation as lines, as JSON, and as a table over time."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TextIO
+
+from pdcluster_simulator.cluster import ClusterModel
+from pdcluster_simulator.results import IntervalFigures, Latency, Recorder, SimulationSummary
+
+
+@dataclass(frozen=True)
+class SimulationReport:
+    """not_simulated: what the file asks for and the simulator leaves out."""
+
+    name: str
+    summary: SimulationSummary
+    moments: Sequence[IntervalFigures]
+    recorder: Recorder
+    sources: Sequence[str]
+    not_simulated: Sequence[str]
+    num_accelerators: int
+    num_cells: int
+
+
+def left_out(model: ClusterModel) -> list[str]:
+    """Parts of the object that have an effect when it serves, and none here."""
+    spec, policy = model.spec, model.policy
+    engines = [spec.engine_of(role) for role in spec.roles.computing()]
+    found = {
+        "engine.speculation": any(engine.speculation is not None for engine in engines),
+        "routing.decodeScore.queueThresholdTokens": (
+            policy.decode_score.queue_threshold_tokens is not None
+        ),
+        "routing.racing": policy.racing.enabled,
+        "qos.lowPriority.thresholdMilliseconds": (
+            policy.low_priority.threshold_milliseconds is not None
+        ),
+        "qos.estimation.rejectUnmeetable": policy.estimation.reject_unmeetable,
+        "qos.tenants": bool(policy.tenants),
+    }
+    return [name for name, is_given in found.items() if is_given]
+
+
+def report_lines(report: SimulationReport) -> list[str]:
+    found, cells = report.summary, report.num_cells
+    size = f"{report.num_accelerators * cells} accelerators"
+    size += f" in {cells} clusters" if cells > 1 else ""
+    outcomes = ", ".join(f"{number} {name}" for name, number in sorted(found.outcomes.items()))
+    lines = [
+        f"{report.name}: simulated, {size}, {found.num_requests} requests in "
+        f"{found.seconds:.0f} s ({outcomes})",
+        f"goodput              {found.goodput:.3g} requests/s within the objectives, "
+        f"{found.good_ratio:.1%} of all",
+        f"throughput           {found.requests_per_second:.3g} requests/s, "
+        f"{found.output_tokens_per_second:.0f} tokens/s out, "
+        f"{found.prompt_tokens_per_second:.0f} in",
+        f"time to first token  {_latency(found.ttft)}",
+        f"between tokens       {_latency(found.itl)}",
+        f"mean of a request    {_latency(found.tpot)}",
+        f"remote prefills      {found.remote_ratio:.1%}",
+    ]
+    if found.num_preemptions:
+        lines.append(f"preemptions          {found.num_preemptions}")
+    lines += [
+        f"refused              {number}: {reason}" for reason, number in found.refusals.items()
+    ]
+    if hours := found.accelerator_hours:
+        lines.append(
+            "accelerator hours    "
+            + ", ".join(f"{number:.3g} {gpu}" for gpu, number in hours.items())
+        )
+    lines += [f"step times           {source}" for source in report.sources]
+    lines += [f"not simulated        {name}" for name in report.not_simulated]
+    return lines
+
+
+def _latency(latency: Latency) -> str:
+    values = (latency.mean, latency.p50, latency.p90, latency.p99)
+    names = ("mean", "p50", "p90", "p99")
+    texts = [
+        f"{name} {'-' if value is None else f'{value:.3g} s'}"
+        for name, value in zip(names, values, strict=True)
+    ]
+    return ", ".join(texts)
+
+
+def report_json(report: SimulationReport) -> dict[str, Any]:
+    return {
+        "name": report.name,
+        "simulated": True,
+        "accelerators": report.num_accelerators * report.num_cells,
+        "summary": asdict(report.summary),
+        "over_time": [asdict(moment) for moment in report.moments],
+        "samples": [asdict(sample) for sample in report.recorder.samples],
+        "step_times": list(report.sources),
+        "not_simulated": list(report.not_simulated),
+    }
+
+
+def write_moments(report: SimulationReport, file: TextIO) -> None:
+    """A row for each interval."""
+    samples = {sample.seconds: sample for sample in report.recorder.samples}
+    roles = sorted({role for sample in samples.values() for role in sample.queued})
+    pools = sorted({pool for sample in samples.values() for pool in sample.replicas})
+    writer = csv.writer(file, lineterminator="\n")
+    names = ("seconds", "arrived", "completed", "good", "ttft_p50", "ttft_p90", "tpot_p90")
+    of_roles = [f"{role} {what}" for role in roles for what in ("queued", "kv_usage", "busy")]
+    of_pools = [f"{pool} {what}" for pool in pools for what in ("replicas", "ready", "draining")]
+    writer.writerow([*names, "running", *of_roles, *of_pools])
+    for moment in report.moments:
+        sample = samples.get(moment.seconds)
+        row: list[float | int | None] = [getattr(moment, name) for name in names]
+        if sample is not None:
+            row.append(sample.running)
+            for role in roles:
+                row += [sample.queued.get(role), sample.kv_usage.get(role), sample.busy.get(role)]
+            for pool in pools:
+                row += [
+                    sample.replicas.get(pool),
+                    sample.ready.get(pool),
+                    sample.draining.get(pool),
+                ]
+        writer.writerow(["" if value is None else f"{value:.6g}" for value in row])

@@ -1,0 +1,217 @@
+"""The operator's autoscaler over a simulated cluster: scrape, decide, start and drain workers.
+
+Second 0 is midnight UTC between a Sunday and a Monday, for schedules.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from pdcluster_api.plan.autoscale.decide import decide
+from pdcluster_api.plan.autoscale.histogram import LatencyHistogram
+from pdcluster_api.plan.autoscale.rules import MAX_ROUNDS
+from pdcluster_api.plan.autoscale.values import Clock, Memory, PoolFacts, PoolSample, WorkerSample
+from pdcluster_api.plan.observed.state import ScalingDecision
+from pdcluster_schema.latency import LATENCY_BUCKETS
+from pdcluster_simulator.cluster import ClusterBuilder
+from pdcluster_simulator.results import PoolLatencies
+from pdcluster_simulator.workers import ClusterWorker, WorkerState
+
+MIDNIGHT = datetime(2026, 1, 5, tzinfo=UTC)
+PoolKey = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One round.  over: roles with a signal over its threshold; record: None = nothing changed"""
+
+    seconds: float
+    over: frozenset[str]
+    record: ScalingDecision | None
+    problems: tuple[str, ...]
+    num_cut: int
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A worker's counters at the round before."""
+
+    busy: float = 0.0
+    prefill: float = 0.0
+    prompt_tokens: int = 0
+    arrivals: int = 0
+    arrival_tokens: int = 0
+
+
+@dataclass
+class _Window:
+    rounds: deque[PoolSample] = field(default_factory=lambda: deque(maxlen=MAX_ROUNDS))
+
+
+class SimulatedAutoscaler:
+    """start_seconds: until a new worker is ready."""
+
+    def __init__(self, builder: ClusterBuilder, start_seconds: float) -> None:
+        self.decisions: list[Decision] = []
+        self._builder, self._cell = builder, builder.cell
+        self._spec = builder.model.spec
+        self._start_seconds = start_seconds
+        self._pools = {pool.key: pool for pool in builder.model.pools}
+        self._replicas = {pool.key: pool.replicas for pool in builder.model.pools}
+        self._windows = {key: _Window() for key in self._pools}
+        self._memory = Memory()
+        self._seen: dict[str, _Seen] = {}
+        self._cell.recorder.by_pool = {key: PoolLatencies() for key in self._pools}
+
+    def round(self, now: float, seconds: float) -> None:
+        """One decision over the `seconds` before, which takes effect from now on."""
+        num_cut = self._advance(now)
+        for key, window in self._windows.items():
+            window.rounds.append(self._scraped(key, now, seconds))
+        windows = {key: window.rounds for key, window in self._windows.items()}
+        clock = Clock(now, MIDNIGHT + timedelta(seconds=now))
+        outcome = decide(
+            self._spec, [self._facts(key) for key in self._pools], windows, self._memory, clock
+        )
+        self._memory = outcome.memory
+        decision = outcome.decision
+        over = {
+            each.subject
+            for each in decision.inputs
+            if each.value is not None and each.limit is not None and each.value > each.limit
+        }
+        self.decisions.append(
+            Decision(
+                now,
+                frozenset(over),
+                decision if outcome.changed else None,
+                tuple(sorted({problem.reason for problem in decision.problems})),
+                num_cut,
+            )
+        )
+        for key, replicas in decision.replicas.items():
+            self._scale(key, replicas, now)
+
+    # --- workers ----------------------------------------------------------------------------------
+
+    def _of(self, key: PoolKey) -> list[ClusterWorker]:
+        return [each for each in self._cell.workers.values() if each.pool == key]
+
+    def _facts(self, key: PoolKey) -> PoolFacts:
+        workers, pool = self._of(key), self._pools[key]
+        return PoolFacts(
+            *key,
+            pool.gpu,
+            self._replicas[key],
+            len(workers),
+            sum(each.is_ready for each in workers),
+            sum(each.state is WorkerState.DRAINING for each in workers),
+            gpus_per_replica=pool.gpus_per_replica,
+        )
+
+    def _scale(self, key: PoolKey, replicas: int, now: float) -> None:
+        """The highest ordinals drain; draining workers are reused before new ones start."""
+        self._replicas[key] = replicas
+        workers = {each.ordinal: each for each in self._of(key)}
+        changed = False
+        for ordinal in range(replicas):
+            worker = workers.get(ordinal)
+            if worker is None:
+                self._builder.add(key, ordinal, WorkerState.STARTING)
+            elif worker.state is WorkerState.DRAINING:
+                self._enter(worker, WorkerState.READY, now)
+                if worker.ledger is not None:
+                    worker.ledger.resume()
+                changed = True
+        for ordinal, worker in workers.items():
+            if ordinal < replicas or worker.state is WorkerState.DRAINING:
+                continue
+            if worker.state is WorkerState.STARTING:
+                self._cell.remove(worker)
+                continue
+            self._enter(worker, WorkerState.DRAINING, now)
+            changed = True
+        if changed:
+            self._cell.renew(self._builder.model.num_routers)
+            for worker in workers.values():
+                if worker.state is WorkerState.DRAINING and worker.ledger is not None:
+                    self._cell.remote.on_draining(worker)
+
+    def _advance(self, now: float) -> int:
+        """Make workers ready and remove drained ones; returns the requests that a limit has cut."""
+        limit = self._spec.rollout.drain_timeout_seconds
+        num_cut, changed = 0, False
+        for worker in [*self._cell.workers.values()]:
+            waited = now - worker.since
+            if worker.state is WorkerState.STARTING and waited >= self._start_seconds:
+                self._enter(worker, WorkerState.READY, now)
+                changed = True
+            elif worker.state is WorkerState.DRAINING and waited > 0.0:
+                is_late = limit is not None and waited >= limit
+                if is_late and worker.num_active:
+                    num_cut += self._cell.cut(worker)
+                if is_late or not worker.num_active:
+                    self._cell.remove(worker)
+        if changed:
+            self._cell.renew(self._builder.model.num_routers)
+        return num_cut
+
+    @staticmethod
+    def _enter(worker: ClusterWorker, state: WorkerState, now: float) -> None:
+        worker.state, worker.since = state, now
+
+    # --- scrapes ----------------------------------------------------------------------------------
+
+    def _scraped(self, key: PoolKey, now: float, seconds: float) -> PoolSample:
+        ready = sorted((each for each in self._of(key) if each.is_ready), key=lambda each: each.key)
+        samples = tuple(self._sample(worker, seconds) for worker in ready)
+        return PoolSample(now, samples, latencies=self._latencies(key))
+
+    def _sample(self, worker: ClusterWorker, seconds: float) -> WorkerSample:
+        totals, counted = worker.engine.totals, worker.counted
+        seen = self._seen.get(worker.key, _Seen())
+        self._seen[worker.key] = _Seen(
+            totals.busy_seconds,
+            totals.prefill_seconds,
+            totals.prompt_tokens,
+            counted.arrivals,
+            counted.arrival_tokens,
+        )
+        busy = min(1.0, max(0.0, totals.busy_seconds - seen.busy) / seconds)
+        engine, is_ingress = worker.engine, worker.role != "prefill"
+        return WorkerSample(
+            worker.key,
+            num_requests_running=float(engine.num_running),
+            num_requests_waiting=float(engine.num_waiting),
+            prefill_queue_requests=float(worker.credit_queue.num_requests),
+            prefill_queue_tokens=float(worker.credit_queue.num_tokens),
+            kv_cache_usage_ratio=1.0 - engine.num_free_blocks / engine.settings.num_blocks,
+            engine_busy_ratio=busy,
+            request_rate=(counted.arrivals - seen.arrivals) / seconds if is_ingress else None,
+            prompt_token_rate=(
+                (counted.arrival_tokens - seen.arrival_tokens) / seconds if is_ingress else None
+            ),
+            prefill_token_rate=(totals.prompt_tokens - seen.prompt_tokens) / seconds,
+            prefill_busy_rate=max(0.0, totals.prefill_seconds - seen.prefill) / seconds,
+        )
+
+    def _latencies(self, key: PoolKey) -> Mapping[str, LatencyHistogram]:
+        found = self._cell.recorder.by_pool[key]
+        if key[0] == "prefill":
+            return {}
+        bounds = (*LATENCY_BUCKETS, float("inf"))
+        latencies = {
+            name: LatencyHistogram(bounds, _summed(counts), found.seconds[name])
+            for name, counts in found.counts.items()
+        }
+        found.restart()
+        return latencies
+
+
+def _summed(counts: Sequence[float]) -> tuple[float, ...]:
+    total, found = 0.0, []
+    for count in counts:
+        total += count
+        found.append(total)
+    return tuple(found)

@@ -1,0 +1,163 @@
+"""Runs simulations: cells one after the other in each of a few processes, results put together."""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+
+from pdcluster_simulator.autoscaling import Decision, SimulatedAutoscaler
+from pdcluster_simulator.cell import Cell
+from pdcluster_simulator.cluster import ClusterBuilder, ClusterModel
+from pdcluster_simulator.events import SimulatedTime
+from pdcluster_simulator.requests import SimulatedRequest
+from pdcluster_simulator.results import ClusterSample, Recorder
+from pdcluster_simulator.trace import ArrivalTrace
+from pdcluster_simulator.workers import WorkerState
+
+PATIENCE_SECONDS = 3600.0
+"""After the last arrival: what has not ended by then is left over."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """interval: seconds between two samples, and two decisions of the autoscaler.
+
+    start_seconds: until a new worker is ready
+    """
+
+    interval: float
+    autoscales: bool = False
+    start_seconds: float = 120.0
+    num_cells: int = 1
+    num_processes: int = 1
+
+
+@dataclass
+class Result:
+    recorder: Recorder
+    decisions: list[Decision]
+
+
+def simulate(
+    model: ClusterModel,
+    trace: ArrivalTrace,
+    options: Options,
+    on_ended: Callable[[int], None] = lambda number: None,
+) -> Result:
+    """on_ended: called with numbers of requests that have ended since the last call."""
+    parts = [trace.part(number, options.num_cells) for number in range(options.num_cells)]
+    models = [replace(model, seed=f"{model.seed}/{number}") for number in range(len(parts))]
+    if len(parts) == 1 or options.num_processes == 1:
+        results = [
+            simulate_cell(each, part, options, on_ended)
+            for each, part in zip(models, parts, strict=True)
+        ]
+    else:
+        results = list(_side_by_side(models, parts, options, on_ended))
+    first = results[0]
+    if len(results) > 1:
+        first.recorder.merge([each.recorder for each in results[1:]])
+    return first
+
+
+def _side_by_side(
+    models: Sequence[ClusterModel],
+    parts: Sequence[ArrivalTrace],
+    options: Options,
+    on_ended: Callable[[int], None],
+) -> Iterator[Result]:
+    with ProcessPoolExecutor(options.num_processes, get_context("spawn")) as processes:
+        futures = [
+            processes.submit(simulate_cell, model, part, options)
+            for model, part in zip(models, parts, strict=True)
+        ]
+        for future, part in zip(futures, parts, strict=True):
+            result = future.result()
+            on_ended(len(part.requests))
+            yield result
+
+
+def simulate_cell(
+    model: ClusterModel,
+    trace: ArrivalTrace,
+    options: Options,
+    on_ended: Callable[[int], None] = lambda number: None,
+) -> Result:
+    """One cluster, in this process."""
+    queue, recorder = SimulatedTime(), Recorder()
+    builder = ClusterBuilder(model, queue, recorder)
+    cell = builder.start()
+    autoscaling = (
+        SimulatedAutoscaler(builder, options.start_seconds) if options.autoscales else None
+    )
+    block_size = model.pools[0].settings.block_size
+    _feed(cell, trace.simulated(block_size))
+    last = trace.requests[-1].seconds if trace.requests else 0.0
+    before, busy = 0, dict[str, float]()
+    gc.freeze()  # objects of a request are freed by their last reference
+    time = 0.0
+    while len(recorder.end) < len(trace.requests) and time < last + PATIENCE_SECONDS:
+        time += options.interval
+        queue.run(time)
+        recorder.samples.append(_sample(cell, time - options.interval, busy, options.interval))
+        if autoscaling is not None:
+            autoscaling.round(time, options.interval)
+        on_ended(len(recorder.end) - before)
+        before = len(recorder.end)
+    recorder.num_preemptions = sum(
+        each.engine.scheduler.num_preemptions for each in cell.workers.values()
+    )
+    gc.unfreeze()
+    return Result(recorder, [] if autoscaling is None else autoscaling.decisions)
+
+
+def _feed(cell: Cell, requests: Iterator[SimulatedRequest]) -> None:
+    """Let each request arrive in its time."""
+
+    def arrive(request: SimulatedRequest) -> None:
+        cell.arrive(request)
+        following()
+
+    def following() -> None:
+        if (request := next(requests, None)) is not None:
+            cell.queue.at(max(cell.queue.now, request.arrival), arrive, request)
+
+    following()
+
+
+def _sample(cell: Cell, seconds: float, busy: dict[str, float], interval: float) -> ClusterSample:
+    """busy: seconds of each worker's engine at the sample before; renewed."""
+    queued: dict[str, int] = {}
+    usage: dict[str, list[float]] = {}
+    shares: dict[str, list[float]] = {}
+    replicas: dict[str, int] = {}
+    ready: dict[str, int] = {}
+    draining: dict[str, int] = {}
+    accelerators: dict[str, int] = {}
+    running = 0
+    for worker in cell.workers.values():
+        engine, role = worker.engine, worker.role
+        pool = f"{role}/{worker.pool[1]}"
+        running += engine.num_running
+        queued[role] = queued.get(role, 0) + engine.num_waiting + worker.credit_queue.num_requests
+        usage.setdefault(role, []).append(1.0 - engine.num_free_blocks / engine.settings.num_blocks)
+        taken = engine.totals.busy_seconds - busy.get(worker.key, 0.0)
+        shares.setdefault(role, []).append(min(1.0, taken / interval))
+        busy[worker.key] = engine.totals.busy_seconds
+        for counts, state in ((ready, WorkerState.READY), (draining, WorkerState.DRAINING)):
+            counts[pool] = counts.get(pool, 0) + (worker.state is state)
+        is_counted = worker.state is not WorkerState.DRAINING
+        replicas[pool] = replicas.get(pool, 0) + is_counted
+        accelerators[worker.gpu] = accelerators.get(worker.gpu, 0) + worker.num_gpus
+    return ClusterSample(
+        seconds,
+        queued,
+        running,
+        {role: sum(each) / len(each) for role, each in usage.items()},
+        {role: sum(each) / len(each) for role, each in shares.items()},
+        replicas,
+        ready,
+        draining,
+        accelerators,
+    )

@@ -1,0 +1,101 @@
+"""Traces of requests: read whole, or refused with every line that is wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pdcluster_api.errors import InvalidTraceError
+from pdcluster_simulator.trace import LoadInterval, drawn_requests, read_requests
+
+ROW = {"timestamp": 1000, "input_length": 40, "output_length": 5}
+
+
+def written(folder: Path, *rows: object) -> Path:
+    path = folder / "trace.jsonl"
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_requests_begin_at_second_0(tmp_path: Path):
+    later = {**ROW, "timestamp": 2500, "hash_ids": [7, 8, 9], "priority": 100}
+    trace = read_requests(written(tmp_path, {**ROW, "hash_ids": [7, 1, 2]}, "", later), 16)
+    first, second = trace.requests
+
+    assert (first.seconds, first.input_tokens, first.output_tokens) == (0.0, 40, 5)
+    assert (second.seconds, second.priority) == (1.5, 100)
+    assert trace.has_priorities
+    hashes = [each.hashes for each in trace.simulated(8)]
+    assert [len(each) for each in hashes] == [5, 5]
+    # Two blocks of 8 are in the first one of 16, which both share.
+    assert [a == b for a, b in zip(*hashes, strict=True)] == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ((), "holds no request; write a line of JSON for each request"),
+        (("{",), "line 1: is not JSON: .*; write one object in each line"),
+        (("[]",), "line 1: is no object; write"),
+        (
+            ({"timestamp": 0, "input_length": 4},),
+            "line 1, output_length: is missing; write timestamp, input_length, output_length",
+        ),
+        (
+            ({**ROW, "input_length": -3},),
+            "line 1, input_length: must not be -3; write a finite number from 1 on",
+        ),
+        (({**ROW, "output_length": 0},), "line 1, output_length: must not be 0; write a finite"),
+        (({**ROW, "input_length": 2.5},), "line 1, input_length: must be a whole number, not 2.5"),
+        (({**ROW, "timestamp": "now"},), "line 1, timestamp: must be a whole number, not 'now'"),
+        (('{"timestamp": NaN, "input_length": 1, "output_length": 1}',), "must not be nan"),
+        (
+            ({**ROW, "input_length": 10**8},),
+            "input_length: must be at most 10000000 tokens, not 100000000; shorten it",
+        ),
+        (
+            (ROW, {**ROW, "timestamp": 400}),
+            "line 2, timestamp: is 400, before the 1000 of the request above; sort the requests",
+        ),
+        (
+            ({**ROW, "hash_ids": [1]},),
+            "hash_ids: has 1 ids, and 40 tokens in blocks of 16 are 3; give the trace's own block "
+            "length with --trace-block-tokens",
+        ),
+        (({**ROW, "hash_ids": "abc"},), "hash_ids: must be a list of whole numbers"),
+        (({**ROW, "priority": 5000},), "priority: must not be 5000; write a whole number from"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, rows: tuple[object, ...], message: str):
+    with pytest.raises(InvalidTraceError, match=message):
+        read_requests(written(tmp_path, *rows), 16)
+
+
+def test_every_wrong_line_is_named_up_to_20(tmp_path: Path):
+    with pytest.raises(InvalidTraceError) as caught:
+        read_requests(written(tmp_path, *({**ROW, "input_length": 0} for _ in range(30))), 16)
+
+    assert [fault.path for fault in caught.value.faults] == [
+        f"line {number}, input_length" for number in range(1, 21)
+    ]
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path):
+    with pytest.raises(InvalidTraceError, match="cannot be read: No such file"):
+        read_requests(tmp_path / "none.jsonl")
+
+
+def test_arrivals_are_drawn_at_the_rates_of_a_load():
+    loads = [LoadInterval(0.0, 100.0, 20.0, 64.4, 5.0), LoadInterval(100.0, 100.0, 0.0, 1.0, 1.0)]
+    trace, again = (drawn_requests(loads, "a") for _ in range(2))
+
+    assert trace == again != drawn_requests(loads, "b")
+    assert len(trace.requests) == pytest.approx(2000, abs=200)
+    assert all(0.0 < each.seconds < 100.0 for each in trace.requests)
+    assert {(each.input_tokens, each.output_tokens) for each in trace.requests} == {(64, 5)}
+
+
+def test_too_many_arrivals_are_refused():
+    with pytest.raises(InvalidTraceError, match="at most 50000000 are simulated; cut the trace"):
+        drawn_requests([LoadInterval(0.0, 1e6, 1e3, 1.0, 1.0)], "a")
