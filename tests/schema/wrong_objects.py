@@ -175,8 +175,13 @@ BAD = [
     InvalidObject(
         without("spec.roles.decode"),
         "spec.roles: must be exactly prefill and decode, or mixed, not prefill; add the missing "
-        "role or remove the others",
+        "role or remove the others; router and picker go with either",
         "spec.roles",
+    ),
+    wrong(
+        "spec.roles",
+        {"router": {"pools": [CPU]}},
+        "must be exactly prefill and decode, or mixed, not router; add the missing role or remove ",
     ),
     wrong(
         "spec.roles.mixed",

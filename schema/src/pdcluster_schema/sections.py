@@ -313,8 +313,8 @@ class RolesSpec(SpecSection):
             "has(self.decode)",
             holds=lambda roles: set(roles.computing()) in ({"prefill", "decode"}, {"mixed"}),
             reason="must be exactly prefill and decode, or mixed",
-            fix="add the missing role or remove the others",
-            found=lambda roles: " and ".join(sorted(roles.computing())) or "nothing",
+            fix="add the missing role or remove the others; router and picker go with either",
+            found=lambda roles: " and ".join(sorted(roles.present())) or "nothing",
         ),
         Rule(
             cel=_sum("self.{role}.pools.map(p, p.replicas).sum()", MAX_WORKERS),
