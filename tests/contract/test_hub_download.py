@@ -212,6 +212,7 @@ def test_a_download_that_cannot_be_says_why(
 
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     text, code = error()
-    assert text.startswith("acme/tiny at main: the connection to http://127.0.0.1:9 failed: ")
+    assert text.startswith("acme/tiny at main: http://127.0.0.1:9 cannot be reached (")
+    assert "): check the network, and HTTPS_PROXY or HF_ENDPOINT where" in text
     assert text.endswith(FIX)
     assert code == 1

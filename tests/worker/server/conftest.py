@@ -114,6 +114,7 @@ class ScriptedBackend:
     num_overviews: int = 0
     conditions: ConditionsOverview | None = None
     tiers: list[KvTier] = field(default_factory=list)  # of the decode worker
+    states: dict[str, str] = field(default_factory=dict)  # by role; else ready
 
     def overview(self) -> ClusterOverview:
         """A prefill and a decode worker; the KV of a request has moved since the last one."""
@@ -124,7 +125,9 @@ class ScriptedBackend:
         figures = WorkerFigures(2, 1, 25, 100, 1, moved, self.num_overviews, 1)
         below = replace(figures, tiers=self.tiers)
         workers = [
-            WorkerOverview(f"c-{role}-0", role, "cpu", "ready", "", "Xeon", found)
+            WorkerOverview(
+                f"c-{role}-0", role, "cpu", self.states.get(role, "ready"), "", "Xeon", found
+            )
             for role, found in (("decode", below), ("prefill", figures))
         ]
         history = History(30, {"decode": [1, 1], "prefill": [0, 1]}, [0, 3], [2, 1])

@@ -59,6 +59,16 @@ async def test_it_draws_workers_kv_on_its_way_and_the_last_hour(page: Page) -> N
     await expect(page).to_have_title("c · PDCluster")
 
 
+async def test_a_worker_that_takes_no_requests_has_the_reason(rig: Rig, url: str) -> None:
+    rig.backend.states = {"prefill": "lost"}
+    async with opened(url) as page:
+        card = page.locator("#prefill .worker")
+        await expect(card.locator(".state")).to_have_text("lost")
+        await expect(card).to_contain_text("It does not answer: the others take its work")
+        await expect(page.locator("#health")).to_have_text("1 of 2 workers ready")
+        await expect(page.locator("#decode .worker p")).to_have_count(1)
+
+
 async def test_tiers_of_kv_are_shown_of_a_worker_that_has_them(rig: Rig, url: str) -> None:
     rig.backend.tiers = [KvTier("host memory", 3, 10), KvTier("disk", 0, 0)]
     async with opened(url) as page:
@@ -201,9 +211,11 @@ async def test_the_key_dialog_opens_until_the_key_is_right_and_the_tab_keeps_it(
         async with opened(f"http://127.0.0.1:{server.port}", REFUSED) as page:
             dialog = page.get_by_role("dialog", name="API key")
             await expect(dialog).to_contain_text("This server asks for a key")
+            await expect(page.locator("#health")).to_have_text("needs an API key")
+            await expect(page.locator(".wrong")).to_have_count(0)
             await page.get_by_label("Key", exact=True).fill("guess")
             await page.keyboard.press("Enter")
-            await expect(dialog).to_contain_text("Incorrect API key provided")
+            await expect(dialog.locator(".wrong")).to_contain_text("Incorrect API key provided")
             await page.get_by_label("Key", exact=True).fill("sk-alice\N{HORIZONTAL ELLIPSIS}")
             await page.keyboard.press("Enter")  # no header can hold it, so fetch would never ask
             await expect(dialog).to_contain_text("This is no key")

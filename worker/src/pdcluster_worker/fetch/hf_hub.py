@@ -119,6 +119,11 @@ class Hub:
                 f"{constants.ENDPOINT} answered {status} for {self._repo}: "
                 f"{self._meaning(e, status)}"
             ) from e
+        except httpx2.ConnectError as e:
+            raise HubError(
+                f"{constants.ENDPOINT} cannot be reached ({e}): check the network, and HTTPS_PROXY "
+                "or HF_ENDPOINT where it needs a proxy or a mirror"
+            ) from e
         except httpx2.HTTPError as e:
             raise HubError(
                 f"the connection to {constants.ENDPOINT} failed: {type(e).__name__}: {e}"

@@ -21,7 +21,7 @@ export async function call(path, options = {}) {
     if (response.status !== 401) return response;
     const message = key ? await messageOf(response) : ASKS;
     if (key === sessionStorage.getItem(KEY)) sessionStorage.removeItem(KEY);
-    if (!sessionStorage.getItem(KEY)) await (asking ??= askForKey(message));
+    if (!sessionStorage.getItem(KEY)) await (asking ??= askForKey(message, Boolean(key)));
   }
 }
 
@@ -31,16 +31,19 @@ export async function messageOf(response) {
   return body?.error?.message ?? `the server answered ${response.status}`;
 }
 
-function askForKey(message) {
-  const dialog = $("login");
-  $("login-text").textContent = sentence(message);
+function askForKey(message, isWrong) {
+  const dialog = $("login"), text = $("login-text");
+  text.textContent = sentence(message);
+  text.classList.toggle("wrong", isWrong);
+  if (!seen.overview) $("health").textContent = "needs an API key";
   dialog.showModal();
   return new Promise((done) => {
     dialog.oncancel = (event) => event.preventDefault();
     dialog.onclose = () => {
       const key = $("key").value.trim();
       if (!/^[\x21-\x7e]+$/.test(key)) {
-        $("login-text").textContent = KEY_CHARACTERS;
+        text.textContent = KEY_CHARACTERS;
+        text.classList.add("wrong");
         return dialog.showModal();
       }
       sessionStorage.setItem(KEY, key);

@@ -146,13 +146,23 @@ function movingText(workers) {
     : "No KV is on its way from prefill to decode";
 }
 
+const MEANINGS = {
+  starting: "It starts, and takes no requests yet",
+  connecting: "It is registered, and no connection to it stands yet",
+  lost: "It does not answer: the others take its work",
+  stalled: "Its engine makes no progress: the others take its work",
+  draining: "It ends what it has, and takes nothing new",
+};
+
 function card(worker) {
   const { figures, pod, pool, state } = worker;
+  const note = worker.note || MEANINGS[state];
   const details = [pool && `pool ${pool}`, worker.role === "mixed" && "mixed", worker.device];
   const element = html("li", { class: "worker", "data-pod": pod },
     html("strong", { title: pod }, short(pod)),
     html("span", { class: "state", "data-state": state }, state),
-    html("p", { class: "meta" }, worker.note || details.filter(Boolean).join(" · ")));
+    html("p", { class: "meta" }, details.filter(Boolean).join(" · ")),
+    ...(note ? [html("p", { class: "meta" }, note)] : []));
   if (!figures) return element;
   const used = ({ used_blocks: used, total_blocks: total }) => percent(used, total || 1);
   const kept = [["KV", used(figures)]];
