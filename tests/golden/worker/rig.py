@@ -198,7 +198,7 @@ class PrefillPeer(RecordingPeer):
 class DecodePeer:
     """A decode worker.  fails_after: so many own tokens; never_begins: makes no first one."""
 
-    is_draining = restarts_grammar = False
+    is_draining = restarts_grammar = hands_over_kv = False
 
     def __init__(self, script: Script, key: str, **does: Any) -> None:
         self.key, self._script, self._does = key, script, does

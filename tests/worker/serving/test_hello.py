@@ -32,3 +32,19 @@ def test_hello_has_the_operations_where_equal_bits_are_promised(invariant, opera
     assert not hello.restarts_grammar
     stock = replace(FACTS, restarts_grammar=True)
     assert hello_of(cast(WorkerConfig, config), "w1", stock).restarts_grammar
+
+
+@pytest.mark.parametrize(
+    ("changes", "hands_over"),
+    [
+        ({}, True),
+        ({"prefix_caching": False}, False),
+        ({"transport": ""}, False),
+        ({"geometry": replace(FACTS.geometry, kind="vllm-0.32.0-nixl")}, False),
+    ],
+)
+def test_hello_says_whether_it_hands_over_kv_of_its_cache(changes, hands_over):
+    model = SimpleNamespace(name="chat")
+    config: Any = SimpleNamespace(role="decode", revision="r1", model=model, engine=EngineConfig())
+
+    assert hello_of(config, "w1", replace(FACTS, **changes)).hands_over_kv is hands_over

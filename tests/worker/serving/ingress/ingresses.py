@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pdcluster_worker.messages.engine import EngineInput, EngineOutput, Submit, Tokens
 from pdcluster_worker.messages.peers import Generated, PrefillMode, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
+from pdcluster_worker.serving.ingress.decode_router import LOCAL
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.worker_context import WorkerContext
 from tests.worker.serving.doubles import ScriptedEngine, dispatcher_of
@@ -17,7 +18,7 @@ class DecodePeer:
         self.key = key
         self.script = script
         self.load = WorkerLoad()
-        self.is_draining = self.restarts_grammar = False
+        self.is_draining = self.restarts_grammar = self.hands_over_kv = False
         self.requested: list[str] = []
         self.outputs: list[list[int]] = []
 
@@ -43,13 +44,15 @@ def two_tokens(message: EngineInput) -> Sequence[EngineOutput]:
     return [Tokens([Token(request_id, 7)]), Tokens([Token(request_id, 8, finish_reason="length")])]
 
 
-def make_ingress(worker: WorkerContext, engine: ScriptedEngine, *peers: DecodePeer) -> Ingress:
+def make_ingress(
+    worker: WorkerContext, engine: ScriptedEngine, *peers: DecodePeer, pod: str = LOCAL
+) -> Ingress:
     engine.answer = two_tokens
 
     def decodes() -> list[DecodePeer]:
         return [peer for peer in peers if not peer.is_draining]
 
-    return Ingress(worker, dispatcher_of(worker, decodes=decodes), decodes)
+    return Ingress(worker, dispatcher_of(worker, decodes=decodes), decodes, pod)
 
 
 def busy_here(ingress: Ingress) -> None:

@@ -1,7 +1,7 @@
 """Several choices as one stream: order of starting, abort of one, errors, closing."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 import pytest
@@ -9,7 +9,9 @@ import pytest
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.peers import Generated
 from pdcluster_worker.messages.requests import Token
-from pdcluster_worker.serving.ingress.ingress import sample_in_parallel
+from pdcluster_worker.serving.ingress.branches import ParallelBranches
+from pdcluster_worker.serving.ingress.migration import AttemptRoute
+from pdcluster_worker.streams import Merged
 
 
 class Script:
@@ -38,10 +40,29 @@ class Script:
             self.closed = True
 
 
+HOME, ELSEWHERE = (AttemptRoute(None, True, None, kv_holder=name) for name in ("", "home"))
+
+
+def sample_in_parallel(
+    *scripts: Script, elsewhere: Sequence[int] = (), routes: list[AttemptRoute] | None = None
+) -> Merged[Generated]:
+    """elsewhere: choices that go to another worker.  routes: notes where each begins."""
+
+    def begin(index: int, route: AttemptRoute) -> AsyncGenerator[Generated, None]:
+        if routes is not None:
+            routes[index] = route
+        return scripts[index].stream()
+
+    def place(waiting: list[int]) -> list[tuple[AttemptRoute, list[int]]]:
+        return [(ELSEWHERE, [each for each in waiting if each in elsewhere])]
+
+    return ParallelBranches(len(scripts), HOME, begin, place).merged()
+
+
 async def test_choices_others_start_after_the_second_token_of_the_first():
     gate = asyncio.Event()
     first, second = Script("a", 3, gate), Script("b", 2)
-    async with aclosing(sample_in_parallel([first.stream(), second.stream()])) as tokens:
+    async with aclosing(sample_in_parallel(first, second)) as tokens:
         assert (await anext(tokens)).token == Token("a", 0)
         await asyncio.sleep(0)
         assert not second.started
@@ -53,14 +74,14 @@ async def test_choices_others_start_after_the_second_token_of_the_first():
 
 
 async def test_choices_others_start_when_the_first_ends_at_once():
-    choices = sample_in_parallel([Script("a", 1).stream(), Script("b", 2).stream()])
+    choices = sample_in_parallel(Script("a", 1), Script("b", 2))
 
     assert [(g.index, g.token.token_id) async for g in choices] == [(0, 0), (1, 0), (1, 1)]
 
 
 async def test_choices_end_of_one_leaves_its_siblings():
     first, second = Script("a", 2, asyncio.Event()), Script("b", 2)
-    tokens = sample_in_parallel([first.stream(), second.stream()])
+    tokens = sample_in_parallel(first, second)
     await anext(tokens)
     tokens.end(0)
 
@@ -72,6 +93,62 @@ async def test_choices_error_of_one_ends_all():
     first = Script("a", 2, error=RequestError("broken"))
     second = Script("b", 2, asyncio.Event())
     with pytest.raises(RequestError, match="broken"):
-        [g async for g in sample_in_parallel([first.stream(), second.stream()])]
+        [g async for g in sample_in_parallel(first, second)]
 
     assert second.closed or not second.started
+
+
+async def until(condition: Callable[[], object], tokens: Merged[Generated]) -> None:
+    while not condition():
+        await anext(tokens)
+
+
+async def test_first_choice_elsewhere_brings_the_prompt_for_the_others_there():
+    gate = asyncio.Event()
+    scripts = [Script("a", 3), Script("b", 3, gate), Script("c", 2), Script("d", 2)]
+    routes = [HOME] * 4
+    async with aclosing(sample_in_parallel(*scripts, elsewhere=[1, 2], routes=routes)) as tokens:
+        await until(lambda: scripts[1].started and scripts[3].started, tokens)
+        assert not scripts[2].started
+        gate.set()
+        rest = [(g.index, g.token.token_id) async for g in tokens]
+
+    assert routes == [HOME, ELSEWHERE, ELSEWHERE, HOME]
+    assert rest.index((1, 1)) < rest.index((2, 0))
+    assert all(script.closed for script in scripts)
+
+
+@pytest.mark.parametrize("is_aborted", [True, False], ids=["aborted", "ended"])
+async def test_next_choice_elsewhere_brings_the_prompt_where_the_first_ends_early(is_aborted):
+    gate = asyncio.Event()
+    scripts = [Script("a", 2), Script("b", 1, gate), Script("c", 2), Script("d", 1)]
+    tokens = sample_in_parallel(*scripts, elsewhere=[1, 2, 3])
+    await until(lambda: scripts[1].started, tokens)
+    if is_aborted:
+        tokens.end(1)
+    else:
+        gate.set()
+    rest = [(g.index, g.token.token_id) async for g in tokens]
+
+    assert rest.index((2, 1)) < rest.index((3, 0))
+    assert scripts[1].closed
+
+
+async def test_choice_that_was_ended_before_the_prompt_was_cached_brings_it_nowhere():
+    gate = asyncio.Event()
+    scripts = [Script("a", 2, gate), Script("b", 2), Script("c", 2)]
+    tokens = sample_in_parallel(*scripts, elsewhere=[1, 2])
+    await anext(tokens)
+    tokens.end(1)
+    await asyncio.sleep(0)
+    gate.set()
+
+    assert [(g.index, g.token.token_id) async for g in tokens] == [(0, 1), (2, 0), (2, 1)]
+    assert not scripts[1].started
+
+
+async def test_choices_are_not_placed_where_the_first_ends_before_its_prompt_is_cached():
+    scripts, routes = [Script("a", 1), Script("b", 2)], [HOME] * 2
+    rest = [g async for g in sample_in_parallel(*scripts, elsewhere=[1], routes=routes)]
+
+    assert (len(rest), routes) == (3, [HOME, HOME])

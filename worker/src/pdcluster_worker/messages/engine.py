@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from pdcluster_worker.messages.facts import DeviceFacts, KVGeometry
+from pdcluster_worker.messages.facts import OWN_KV, DeviceFacts, KVGeometry
 from pdcluster_worker.messages.requests import RequestSpec, Token, TransferTarget
 
 RowFailure = Literal[
@@ -135,6 +135,11 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     restarts_grammar: bool = False  # it cannot go on with a structured answer that has begun
     prefix_caching: bool = True  # KV of a prompt is found whole by others that begin like it
     length_note: str = ""  # why max_model_len is lower than the model's own; empty where it is not
+
+    @property
+    def hands_over_kv(self) -> bool:
+        """True if other decode workers may read KV of its prefix cache: not of a stock engine's."""
+        return self.geometry.kind == OWN_KV and bool(self.transport) and self.prefix_caching
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):

@@ -2,6 +2,9 @@
 
 import msgspec
 
+OWN_KV = "dense"
+"""Kind of the KV of our own engine."""
+
 
 class KVGeometry(msgspec.Struct, frozen=True):
     """Layout of KV, `[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]`; equal in a
@@ -13,7 +16,7 @@ class KVGeometry(msgspec.Struct, frozen=True):
     num_layers: int
     block_size: int
     dtype: str
-    kind: str = "dense"
+    kind: str = OWN_KV
 
 
 UNKNOWN_DEVICE = "unknown"

@@ -111,6 +111,7 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     vocab_size: Count = 0
     max_batched_tokens: Count = 0  # of one step of all its engines; 0 = unknown
     restarts_grammar: bool = False  # as in `EngineReady`
+    hands_over_kv: bool = False  # likewise
 
     @property
     def has_engine(self) -> bool:

@@ -123,6 +123,11 @@ class Metrics:
     )
     prefill_queue_requests = gauge("this worker's part of the prefill queue")
     prefill_queue_tokens = gauge("this worker's part of the prefill queue, in tokens")
+    request_branches = counter(
+        "choices after the first of a prompt, by their worker: home has run the first one",
+        "place",
+        first=("home", "moved"),
+    )
     races = counter("requests raced on two workers, by the winner of the first token", "winner")
     race_wasted_tokens = counter(
         "prompt tokens of the losers of races, of which some were never computed"
@@ -165,7 +170,7 @@ class Metrics:
     )
     kv_prefixes_taken = counter("prefixes whose KV this prefill worker took from a decode worker")
     kv_handovers = counter(
-        "requests that moved here and read their KV from the worker that they left, by outcome",
+        "requests that read their KV from another decode worker, by outcome",
         "outcome",
         first=("ok", "failed", "stalled", "cancelled"),
     )

@@ -122,6 +122,11 @@ class Peer:
         return 0 if self.hello is None else self.hello.geometry.block_size
 
     @property
+    def hands_over_kv(self) -> bool:
+        """True if it gives KV of its cache to other decode workers."""
+        return self.hello is not None and self.hello.hands_over_kv
+
+    @property
     def restarts_grammar(self) -> bool:
         return self.hello is not None and self.hello.restarts_grammar
 

@@ -12,8 +12,8 @@ from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.routing.decode_choice import NO_HINTS, RouteHints
 from pdcluster_worker.routing.qos.load_shedding import aged
 from pdcluster_worker.serving.engines.engines import Engines
-from pdcluster_worker.serving.ingress.decode_router import WaitQueue
 from pdcluster_worker.serving.ingress.ingress import Ingress
+from pdcluster_worker.serving.ingress.wait_queue import WaitQueue
 from pdcluster_worker.serving.worker_runtime import NO_FRONT_END, WorkerRuntime
 from pdcluster_worker.streams import Reader
 

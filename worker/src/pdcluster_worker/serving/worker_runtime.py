@@ -66,6 +66,7 @@ def hello_of(config: WorkerConfig, worker_id: str, facts: EngineReady | None) ->
         max_batched_tokens=config.engine.max_batched_tokens * config.engine.data_parallel_size,
         vocab_size=facts.vocab_size,
         restarts_grammar=facts.restarts_grammar,
+        hands_over_kv=facts.hands_over_kv,
     )
 
 

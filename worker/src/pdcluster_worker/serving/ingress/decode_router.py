@@ -26,8 +26,9 @@ from pdcluster_worker.routing.decode_choice import (
 )
 from pdcluster_worker.routing.decode_costs import DecodeCandidate, RequestSize
 from pdcluster_worker.routing.prefix_index import RecentPrefixes
-from pdcluster_worker.routing.qos.load_shedding import MAX_RETRY_SECONDS, full, retry_after
+from pdcluster_worker.routing.qos.load_shedding import MAX_RETRY_SECONDS
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
+from pdcluster_worker.serving.ingress.wait_queue import WaitQueue
 from pdcluster_worker.serving.worker_context import REPORT_SECONDS, WorkerContext
 from pdcluster_worker.tracing.request_trace import add_event
 
@@ -51,31 +52,6 @@ _UNREPORTED_SECONDS = 2 * REPORT_SECONDS
 """A prompt sent within this time may be missing in the events and counts as cached."""
 
 _TRACED_COSTS = 8
-
-
-@dataclass(slots=True)
-class WaitQueue:
-    """Requests that wait before they run, within the bounds of the policy's admission."""
-
-    num_requests: int = 0
-    num_tokens: int = 0
-
-    @contextmanager
-    def join(
-        self, worker: WorkerContext, num_tokens: int, retry_seconds: float | None
-    ) -> Iterator[None]:
-        """Raises RequestError 503 when it is full.  retry_seconds: None = unknown."""
-        if reason := full(worker.policy.admission, self.num_requests, self.num_tokens, num_tokens):
-            retry = retry_after(retry_seconds)
-            raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=retry)
-        self.num_requests += 1
-        self.num_tokens += num_tokens
-        try:
-            with worker.request():
-                yield
-        finally:
-            self.num_requests -= 1
-            self.num_tokens -= num_tokens
 
 
 @dataclass(slots=True)
@@ -183,6 +159,26 @@ class DecodeRouter:
             self._recent.note(decision.key, hashes, now)
         _trace(decision, chosen)
         return peer
+
+    def branch_candidates(self, spec: RequestSpec, may_run_locally: bool) -> list[DecodeCandidate]:
+        """Workers for a further choice of a prompt; none for one that stays with the first."""
+        now, routed = self._clock(), self._routed[spec.request_id]
+        policy = routed.hints.decode_score or self._policy.decode_score
+        if routed.hints.worker or (routed.hints.session and policy.session_affinity):
+            return []
+        if routed.hashes is None:
+            routed.hashes = self._worker.hashes(spec)
+        peers = {key: peer for key, peer in self._peers((), now).items() if peer.hands_over_kv}
+        found = self._candidates(policy, peers, may_run_locally, routed.hashes, now)
+        return [candidate for candidate in found if candidate.key not in self._failed]
+
+    def charge_branches(self, specs: Sequence[RequestSpec], where: Peer | None) -> None:
+        """Charge these choices to the worker that takes them; the first one brings the prompt."""
+        key, report = (self._pod, None) if where is None else (where.key, where.load)
+        blocks = self._worker.num_blocks(specs[0].num_tokens)
+        for spec in specs:
+            self._load.add(spec.request_id, key, report, Charges(1, 0, blocks))
+            blocks = 1
 
     async def wait_for_capacity(self, specs: Sequence[RequestSpec]) -> None:
         """Wait while every worker is over the queue threshold.  Raises RequestError 503."""

@@ -1,9 +1,7 @@
-"""Entry of requests: the chosen decode worker runs all choices, one hop away at most."""
+"""Entry of requests: the chosen decode workers run all choices, one hop away at most."""
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
 from msgspec.structs import replace
@@ -15,10 +13,11 @@ from pdcluster_worker.routing.decode_choice import NO_HINTS, RouteHints
 from pdcluster_worker.routing.qos.load_shedding import aged
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.ingress.attempt import HedgePolicy, RequestProgress
+from pdcluster_worker.serving.ingress.branches import BranchPlacer, Groups, ParallelBranches
 from pdcluster_worker.serving.ingress.decode_router import LOCAL, DecodeRouter
 from pdcluster_worker.serving.ingress.migration import AttemptRoute, Migration
 from pdcluster_worker.serving.worker_context import WorkerContext
-from pdcluster_worker.streams import Merged, Reader, Stream
+from pdcluster_worker.streams import Reader, Stream
 
 
 class Ingress:
@@ -37,6 +36,8 @@ class Ingress:
         self._router = DecodeRouter(worker, local, decodes, pod)
         self._hedge_policy = HedgePolicy(worker, local, decodes)
         self._migration = Migration(worker, local, decodes, self._router)
+        self._decodes = decodes
+        self._placer = BranchPlacer(worker, local, self._router, pod)
         self._choices: dict[str, Callable[[], None]] = {}  # ends one of several
 
     async def generate(
@@ -52,7 +53,7 @@ class Ingress:
         reader: takes later tokens of a lone choice while it is where it began, on this worker, and
                 without a hedge.
         The first choice may be prefilled remotely; the others start from its cached prompt, on the
-        same worker.
+        same worker or where its KV is read from there (`routing.branches`).
         """
         arrival = self._clock()
         with self._router.track(specs, hints):
@@ -82,15 +83,24 @@ class Ingress:
             self._local.admit([aged(spec, self._clock() - arrival) for spec in specs])
         route.hedge = self._hedge_policy.hedge(specs, route.where)
         others: PrefillMode = "local" if prefill == "remote" else prefill
-        runs = [
-            self._migration.run(
-                RequestProgress(spec, others if index else prefill, self._clock, arrival), route
-            )
-            for index, spec in enumerate(specs)
-        ]
-        if len(runs) == 1:
-            return runs[0]
-        merged = sample_in_parallel(runs)
+
+        def begin(index: int, route: AttemptRoute) -> AsyncGenerator[Generated, None]:
+            spec, mode = specs[index], others if index else prefill
+            if route.kv_holder:
+                spec = replace(spec, kv_holder=route.kv_holder)
+            progress = RequestProgress(spec, mode, self._clock, arrival, kv_holder=route.kv_holder)
+            return self._migration.run(progress, route)
+
+        def place(indices: list[int]) -> Groups:
+            if specs[0].prefiller:  # an endpoint picker has chosen this worker too
+                return []
+            moved = self._placer.place([specs[i] for i in indices], route, self._decodes())
+            numbers = {spec.request_id: index for index, spec in enumerate(specs)}
+            return [(where, [numbers[spec.request_id] for spec in taken]) for where, taken in moved]
+
+        if len(specs) == 1:
+            return begin(0, route)
+        merged = ParallelBranches(len(specs), route, begin, place).merged()
         for index, spec in enumerate(specs):
             self._choices[spec.request_id] = partial(merged.end, index)
         return merged
@@ -102,27 +112,3 @@ class Ingress:
     def on_change(self) -> None:
         """A peer's state changed: what runs on one that drains goes on elsewhere."""
         self._migration.on_change()
-
-
-def sample_in_parallel(choices: Sequence[AsyncGenerator[Generated, None]]) -> Merged[Generated]:
-    """The others start when the first has made its second token, or has ended."""
-    prompt_cached = asyncio.Event()
-    return Merged([_choice(index, each, prompt_cached) for index, each in enumerate(choices)])
-
-
-async def _choice(
-    index: int, tokens: AsyncGenerator[Generated, None], prompt_cached: asyncio.Event
-) -> AsyncGenerator[Generated, None]:
-    num_tokens = 0
-    async with aclosing(tokens):
-        try:
-            if index > 0:
-                await prompt_cached.wait()
-            async for generated in tokens:
-                num_tokens += 1
-                if index == 0 and num_tokens == 2:
-                    prompt_cached.set()
-                yield replace(generated, index=index)
-        finally:
-            if index == 0:
-                prompt_cached.set()

@@ -43,6 +43,7 @@ class AttemptRoute:
     reader: Reader[Generated] | None  # see `Ingress.generate`
     # That the first choice runs, of `where` and another worker; None = there is none.
     hedge: Hedge | None = None
+    kv_holder: str = ""  # pod that has the prompt's KV, where that is another worker
 
 
 class Migration:
