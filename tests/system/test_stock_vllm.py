@@ -8,6 +8,7 @@ what `stock` takes for granted.
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import httpx
 import psutil
 import pytest
 
+from pdcluster_worker.stock_engine.reports import REPORT_SECONDS
 from tests.otlp_collector import Collector
 from tests.reference import Reference
 from tests.system.client import Answer, body
@@ -125,6 +127,7 @@ def test_remote_prefill_gives_the_tokens_of_a_local_one(
     stock_pair, wide_model, prompts, num_tokens
 ):
     decode, prompt = stock_pair.decode, prompts(num_tokens)
+    time.sleep(5 * REPORT_SECONDS)  # for tokens of the test before
     before = decode.metrics()
 
     remote = decode.client.complete(prompt, "remote")
