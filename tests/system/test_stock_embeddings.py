@@ -108,6 +108,6 @@ def test_they_count_where_they_are_asked_for_and_where_they_are_computed(workers
 
     assert reply.status_code == 200, reply.text
     num_tokens = reply.json()["usage"]["prompt_tokens"]
-    router.wait_growth(before[router], "request_success", 2, finish_reason="stop")
-    mixed.wait_growth(before[mixed], "prompt_tokens", num_tokens)
-    assert mixed.growth(before[mixed], "request_success", finish_reason="stop") == 0
+    router.wait_growth(before[router], "request_success_total", 2, finish_reason="stop")
+    mixed.wait_growth(before[mixed], "prompt_tokens_total", num_tokens)
+    assert mixed.growth(before[mixed], "request_success_total", finish_reason="stop") == 0
