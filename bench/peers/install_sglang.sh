@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Install SGLang into a virtual environment of its own, once: bench/peers/install_sglang.sh FOLDER
 #
-# It computes on CPUs with `--attention-backend torch_native`, without its kernels: `sglang-kernel` on package
+# It computes on CPUs with `--attention-backend torch_native --model-impl transformers`, without its kernels: `sglang-kernel` on package
 # registries is for CUDA alone and does not load without a driver (libcuda.so.1), and SGLang does without where it is
 # not there.  So what its wheel needs is named here, less the packages for CUDA.  A minute or two and about 6 GB.
 set -euo pipefail

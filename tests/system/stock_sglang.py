@@ -63,8 +63,8 @@ def sglang_engine(model: Path) -> Json:
                 maxModelLen=1024,
                 numBlocks=256,
                 threads=1,
-                # for x86-64 its default is a kernel that package registries lack
-                args=["--attention-backend", "torch_native"],
+                # without SGLang's kernels for x86-64 and vLLM's, which package registries lack
+                args=["--attention-backend", "torch_native", "--model-impl", "transformers"],
             ),
             at("spec.roles", {"mixed": {"pools": [CPU]}}),
             at("spec.model.name", MODEL),

@@ -49,7 +49,7 @@ def wait_idle(worker: WorkerProcess) -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, BLOCK - 1, BLOCK, 100])
 def test_its_tokens_are_those_of_the_model(worker, wide_model, prompts, num_tokens):
-    prompt, before = prompts(num_tokens), worker.metrics()
+    prompt, before = prompts(num_tokens), worker.settled_metrics()
 
     answer = worker.client.complete(prompt)
 
@@ -136,3 +136,5 @@ def test_an_engine_that_dies_ends_its_streams_and_its_worker(worker, prompts):
     assert stream.error is not None
     assert not stream.done
     assert worker.wait_end() == 1
+    worker.restart(wait=False)
+    worker.wait_ready(START_SECONDS)

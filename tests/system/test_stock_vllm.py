@@ -8,7 +8,6 @@ what `stock` takes for granted.
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import httpx
 import psutil
 import pytest
 
-from pdcluster_worker.stock_engine.reports import REPORT_SECONDS
 from tests.otlp_collector import Collector
 from tests.reference import Reference
 from tests.system.client import Answer, body
@@ -127,8 +125,7 @@ def test_remote_prefill_gives_the_tokens_of_a_local_one(
     stock_pair, wide_model, prompts, num_tokens
 ):
     decode, prompt = stock_pair.decode, prompts(num_tokens)
-    time.sleep(5 * REPORT_SECONDS)  # for tokens of the test before
-    before = decode.metrics()
+    before = decode.settled_metrics()
 
     remote = decode.client.complete(prompt, "remote")
     local = decode.client.complete(prompt, "local")

@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,11 @@ class WorkerProcess:
 
     def growth(self, before: Metrics, name: str, **labels: str) -> float:
         return self.metrics().value(name, **labels) - before.value(name, **labels)
+
+    def settled_metrics(self) -> Metrics:
+        """With what the engine reports up to 0.1 s late."""
+        time.sleep(0.5)
+        return self.metrics()
 
     def wait_growth(self, before: Metrics, name: str, expected: float, **labels: str) -> None:
         """Wait until a counter has grown by exactly that much (the engine reports up to 0.1 s
