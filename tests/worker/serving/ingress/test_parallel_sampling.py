@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.peers import Generated
@@ -152,3 +154,45 @@ async def test_choices_are_not_placed_where_the_first_ends_before_its_prompt_is_
     rest = [g async for g in sample_in_parallel(*scripts, elsewhere=[1], routes=routes)]
 
     assert (len(rest), routes) == (3, [HOME, HOME])
+
+
+@given(st.data())
+def test_every_choice_is_made_whole_whatever_ends_before_it(data):
+    counts = data.draw(st.lists(st.integers(1, 4), min_size=2, max_size=6))
+    groups = [data.draw(st.integers(0, 2)) for _ in counts]  # 0: home
+    ended_at = data.draw(
+        st.dictionaries(st.integers(0, 10), st.integers(0, len(counts) - 1), max_size=4)
+    )
+    made: dict[int, list[int]] = {index: [] for index in range(len(counts))}
+
+    async def run() -> None:
+        scripts = [Script(str(index), count) for index, count in enumerate(counts)]
+        routes = [AttemptRoute(None, True, None, kv_holder=name) for name in "ab"]
+
+        def place(waiting: list[int]) -> list[tuple[AttemptRoute, list[int]]]:
+            return [
+                (route, [each for each in waiting if groups[each] == number])
+                for number, route in enumerate(routes, start=1)
+            ]
+
+        merged = ParallelBranches(
+            len(scripts), HOME, lambda index, _: scripts[index].stream(), place
+        ).merged()
+        async with asyncio.timeout(20), aclosing(merged) as tokens:
+            async for number, generated in aenumerate(tokens):
+                made[generated.index].append(generated.token.token_id)
+                if number in ended_at:
+                    tokens.end(ended_at[number])
+                await asyncio.sleep(0)
+
+    asyncio.run(run())
+    for index, count in enumerate(counts):
+        if index not in ended_at.values():
+            assert made[index] == list(range(count))
+
+
+async def aenumerate(tokens: Merged[Generated]) -> AsyncGenerator[tuple[int, Generated], None]:
+    number = 0
+    async for generated in tokens:
+        yield number, generated
+        number += 1
