@@ -863,6 +863,63 @@ BAD = [
         "must be at most promptLookupMax (5), not 6; lower the one",
         fault_at="spec.roles.decode.engine.speculation.promptLookupMin",
     ),
+    *(
+        wrong("spec.engine", {"kvTiers": given}, message, fault_at=f"spec.engine.kvTiers{place}")
+        for given, place, message in (
+            ([], "", "must be one host, one disk, or one host and then one disk; leave the list"),
+            ([{"type": "host"}], "[0].size", "is required; add it"),
+            (
+                [{"type": "host", "size": "64GB"}],
+                "[0].size",
+                "'64GB' is not an amount of memory; write bytes, or a number with Ki, Mi, Gi or Ti",
+            ),
+            ([{"type": "tape", "size": 1}], "[0].type", "must be 'host' or 'disk', not 'tape'"),
+            ([{"type": "disk", "size": 1}], "[0].path", "is for type: disk, which needs it; give"),
+            (
+                [{"type": "host", "size": 1, "path": "/kv"}],
+                "[0].path",
+                "is for type: disk, which needs it; give the folder of a local disk with that type",
+            ),
+        )
+    ),
+    InvalidObject(
+        at("spec.engine.kvTiers", [{"type": "disk", "size": 1, "path": "kv"}]),
+        "spec.engine.kvTiers[0].path: ",
+        "spec.engine.kvTiers[0].path",
+    ),
+    InvalidObject(
+        at(
+            "spec.engine.kvTiers",
+            [{"type": "disk", "size": 1, "path": "/kv"}, {"type": "host", "size": 1}],
+        ),
+        "spec.engine.kvTiers: must be one host, one disk, or one host and then one disk; leave",
+        "spec.engine.kvTiers",
+    ),
+    wrong(
+        "spec.engine",
+        {"kvTiers": [{"type": "host", "size": 1}], "prefixCaching": False},
+        "holds cached prefixes, and prefixCaching is false; leave one of them out",
+        fault_at="spec.roles.prefill.engine.kvTiers",
+    ),
+    InvalidObject(
+        both(
+            at("spec.roles.decode.pools.0.gpu", "H100"),
+            at(
+                "spec.roles.decode.engine",
+                {"kvTiers": [{"type": "host", "size": 1}], "tensorParallelSize": 2},
+            ),
+        ),
+        "spec.roles.decode.engine.kvTiers: needs one rank on accelerators, each of which holds a",
+        "spec.roles.decode.engine.kvTiers",
+    ),
+    InvalidObject(
+        both(
+            at("spec.roles.decode.engine.kvTiers", [{"type": "host", "size": "64Gi"}]),
+            at("spec.roles.decode.resources.limits", {"memory": "64Gi"}),
+        ),
+        "spec.roles.decode.resources.limits.memory: must be more than the 68719476736 bytes of",
+        None,
+    ),
     wrong("spec.engine", None, "is empty; give it a value or remove the key", field=None),
     wrong(
         "spec.engine",

@@ -454,6 +454,12 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         "spec.engine.env[0].value",
     ),
     (
+        vllm(kvTiers=[{"type": "host", "size": "1Gi"}]),
+        "spec.engine.kvTiers: is not for vllm, which has no such setting; set engine.kvTransfer."
+        "offload in its place",
+        "spec.engine",
+    ),
+    (
         at("spec.engine", {"kvTransfer": {}}),
         "spec.engine.kvTransfer: is for a stock engine, not pdcluster; leave it out, or set type",
         "spec.engine",

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR
+from pdcluster_schema.kv_tiers import KvTiers
 from pdcluster_schema.kv_transfer import KvTransferSpec
 from pdcluster_schema.ports import MAX_WORKER_RANKS, SchedulerName
 from pdcluster_schema.quantities import Quantity
@@ -217,6 +218,10 @@ class EngineSpec(SpecSection):
     """
     num_blocks: Positive | None = None
     """KV blocks of one worker; by default as many as kvCacheMemory, or deviceMemoryShare, holds."""
+    kv_tiers: KvTiers | None = None
+    """Memory below the KV blocks, for prefixes that leave them: host memory, a local disk, or both
+    in this order (docs/kv-blocks.md). By default there is none.
+    """
     threads: Annotated[int, Field(ge=0, le=MAX_THREADS)] = 0
     """CPU threads of the model; 0 = from the CPU limit; under pdctl up a share of the machine and
     idle cores of its other engines. Default 0.

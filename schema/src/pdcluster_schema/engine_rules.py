@@ -158,6 +158,8 @@ def engine_faults(kind: str, engine: EngineSpec) -> Iterator[EngineFault]:
     for field in PDCLUSTER_ONLY:
         if field in flag_text:
             fix = f"leave it out, or give {STOCK[kind]}'s own flag in engine.args"
+            if (kind, field) == (VLLM, "kvTiers"):
+                fix = "set engine.kvTransfer.offload in its place"
             yield EngineFault(field, f"is not for {kind}, which has no such setting", fix)
 
 

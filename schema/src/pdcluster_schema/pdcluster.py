@@ -18,6 +18,7 @@ from pdcluster_schema.engine_rules import (
     pods_per_replica,
     startup_rule,
 )
+from pdcluster_schema.kv_tier_rules import kv_tiers_fault
 from pdcluster_schema.model import ImageSpec, ModelSpec
 from pdcluster_schema.placement import PlacementSpec
 from pdcluster_schema.qos import QosSpec
@@ -163,8 +164,9 @@ class PDClusterSpec(SpecSection):
         return self
 
     @model_validator(mode="after")
-    def _stock_engines_fit(self) -> Self:
-        if self.engine.is_stock and (fault := stock_fault(self)) is not None:
+    def _quantities_of_engines_fit(self) -> Self:
+        fault = stock_fault(self) if self.engine.is_stock else kv_tiers_fault(self)
+        if fault is not None:
             place, reason, fix = fault
             raise rule(reason, fix, at=place)
         return self

@@ -16,6 +16,7 @@ from pydantic.alias_generators import to_camel, to_snake
 
 from pdcluster_schema.accelerators import accelerators
 from pdcluster_schema.engine_rules import engine_rule, engine_rules, given, value_or_default
+from pdcluster_schema.kv_tier_rules import kv_tier_rules
 from pdcluster_schema.ports import MAX_ENGINES, MAX_RANKS
 from pdcluster_schema.routing import PREFILL_PARTS
 from pdcluster_schema.section import Cel, Rule
@@ -66,6 +67,7 @@ def spec_rules() -> Iterator[Cel | Rule]:
     yield from _rank_rules()
     for role in COMPUTING:
         yield from engine_rules(role)
+        yield from kv_tier_rules(role)
     yield from _one_role_rules()
     yield _picker_rule()
     yield from _stock_engine_rules()

@@ -41,6 +41,7 @@ PDCLUSTER_ONLY = (
     "tbtSloMilliseconds",
     "chunkSchedule",
     "admissionWatermark",
+    "kvTiers",
     "prefillDelayer",
     "speculation",
 )

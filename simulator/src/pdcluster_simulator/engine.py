@@ -284,9 +284,7 @@ class SimulatedEngine:
         if self._delayer is None:
             return True
         scheduler = self.scheduler
-        allows = self._delayer.begin(
-            Pressure.of(scheduler, self.pool, self.settings.max_sequences), now
-        )
+        allows = self._delayer.begin(Pressure.of(scheduler), now)
         has_begun = bool(scheduler.waiting) and scheduler.waiting[0].status is Status.PREEMPTED
         return allows or has_begun
 

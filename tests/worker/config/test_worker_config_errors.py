@@ -96,6 +96,16 @@ BELOW = "maxBatchedTokens (256) is below the longest request of 300 tokens: rais
     [
         ("engine: {blokSize: 16}", "unknown field `blokSize` - at `$.engine`"),
         ("engine: {device: gpu}", "'gpu' - at `$.engine.device`: write one of auto, cpu, cuda"),
+        ("engine: {kvTiers: [{type: disk, size: 9}]}", "path is for a tier of type disk, which n"),
+        ("engine: {kvTiers: [{type: host, size: 0}]}", ">= 1 - at `$.engine.kvTiers[0].size`"),
+        (
+            "engine: {kvTiers: [{type: host, size: 9}, {type: host, size: 9}]}",
+            "kvTiers must be one host and one disk at most, the host first: leave one out",
+        ),
+        (
+            "engine: {prefixCaching: false, kvTiers: [{type: host, size: 9}]}",
+            "kvTiers holds cached prefixes, and prefixCaching is false: leave one of them out",
+        ),
         ("engine: {speculation: {method: guess}}", "method`: write one of Off, draft, ngram"),
         ("model: {name: m, path: /m, dtype: float16}", "`$.model.dtype`: write one of auto, bfloa"),
         ("engine: {threads: -1}", "Expected `int` >= 0 - at `$.engine.threads`"),

@@ -9,12 +9,15 @@ from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Tran
 from tests.worker.fake_clock import FakeClock
 from tests.worker.fake_network import FakeNetwork, FakeTransport
 from tests.worker.fake_runner import FakeRunner
+from tests.worker.fake_tiers import FakeTiers
 
 
 class EngineRig:
     """One core, its surroundings, and everything that it has said."""
 
-    def __init__(self, network, clock, name, delayer=None, depth=1, drafter=None, **sizes):
+    def __init__(
+        self, network, clock, name, delayer=None, depth=1, drafter=None, tiers=(), **sizes
+    ):
         values = {
             "block_size": 4,
             "num_blocks": 16,
@@ -32,6 +35,7 @@ class EngineRig:
         )
         self.transport = FakeTransport(network, self.runner, name, clock, verify=True)
         epochs = (number.to_bytes(16, "big") for number in range(1, 1000))
+        self.tiers = FakeTiers(self.runner, tiers)
         self.core = EngineCore(
             self.settings,
             self.runner,
@@ -40,6 +44,7 @@ class EngineRig:
             lambda: next(epochs),
             delayer=delayer,
             drafter=drafter,
+            tiers=self.tiers,
         )
         self.outputs = []
 

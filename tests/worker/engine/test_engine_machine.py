@@ -5,8 +5,9 @@ The machine plays the server processes of a decode and a prefill worker.  After
 every rule both pools must be whole; every block that is read or written must
 belong to the one that does it; at the end every request has the answer that the
 formula of `tests.worker.fake_runner` gives, and both pools are empty again.
-With and without a window in every layer, with and without a watermark, and with and
-without a second step that is submitted while one computes.
+With and without a window in every layer, with and without a watermark, with and
+without a second step that is submitted while one computes, and with and without tiers
+below the pool whose copies may be late, damaged or refused.
 """
 
 from collections import deque
@@ -28,6 +29,7 @@ from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Toke
 from tests.worker.fake_clock import FakeClock
 from tests.worker.fake_network import FakeNetwork, FakeTransport
 from tests.worker.fake_runner import FakeRunner
+from tests.worker.fake_tiers import FakeTiers
 
 BLOCK_SIZE = 4
 DECODE_BLOCKS, PREFILL_BLOCKS = 16, 10
@@ -59,7 +61,14 @@ class Engine:
     """One core with everything around it."""
 
     def __init__(
-        self, name: str, sizes: EngineSettings, network: FakeNetwork, clock: FakeClock, depth: int
+        self,
+        name: str,
+        sizes: EngineSettings,
+        network: FakeNetwork,
+        clock: FakeClock,
+        *,
+        depth: int,
+        tiers: list[int],
     ) -> None:
         self.runner = FakeRunner(
             sizes.num_blocks, BLOCK_SIZE, VOCAB, window=sizes.window, depth=depth
@@ -67,9 +76,16 @@ class Engine:
         self.transport = FakeTransport(network, self.runner, name, clock)
         self.budget = sizes.max_batched_tokens
         epochs = (bytes([i % 251]) * 8 + i.to_bytes(8, "big") for i in range(1, 1 << 30))
-        self.core = EngineCore(sizes, self.runner, self.transport, clock, lambda: next(epochs))
+        self.tiers = FakeTiers(self.runner, tiers)
+        self.core = EngineCore(
+            sizes, self.runner, self.transport, clock, lambda: next(epochs), tiers=self.tiers
+        )
         self.inbox: deque[m.EngineInput] = deque()
         self.runner.on_write = self._check_private
+        self.tiers.on_read = lambda block: self._check_state(block, BlockState.IN_USE)
+        self.tiers.on_write = lambda block: self._check_state(
+            block, BlockState.RECEIVING, BlockState.QUARANTINED
+        )
         self.transport.on_read = lambda block: self._check_state(block, BlockState.IN_USE)
         self.transport.on_write = lambda block: self._check_state(
             block, BlockState.RECEIVING, BlockState.QUARANTINED
@@ -106,8 +122,9 @@ class EngineMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["priority", "preemptive"]),
         decode=st.sampled_from(SCHEDULER_NAMES),
         prefill=st.sampled_from(SCHEDULER_NAMES),
+        tiers=st.sampled_from([[], [5], [40], [6, 12]]),
     )
-    def choose(self, verify, window, watermark, depth, policy, decode, prefill):
+    def choose(self, verify, window, watermark, depth, policy, decode, prefill, tiers=()):
         def engine(name: str, num_blocks: int, scheduler: str) -> Engine:
             own = SchedulerSettings(name=scheduler, policy=policy)
             budget = MAX_MODEL_LEN if own.computes_whole_prompts else 9
@@ -121,7 +138,8 @@ class EngineMachine(RuleBasedStateMachine):
                 window=window,
                 admission_watermark=watermark,
             )
-            return Engine(name, sizes, self.network, self.clock, depth)
+            has_tiers = [] if window is not None else list(tiers)
+            return Engine(name, sizes, self.network, self.clock, depth=depth, tiers=has_tiers)
 
         self.decode = engine("decode", DECODE_BLOCKS, decode)
         self.prefill = engine("prefill", PREFILL_BLOCKS, prefill)
@@ -187,6 +205,14 @@ class EngineMachine(RuleBasedStateMachine):
         self.decode.transport.settle()
         self.prefill.transport.settle()
 
+    @rule(count=st.integers(1, 8), last=st.booleans(), at_prefill=st.booleans())
+    def copy(self, count, last, at_prefill):
+        (self.prefill if at_prefill else self.decode).tiers.copy(count, last=last)
+
+    @rule(outcome=st.sampled_from(["damaged", "damaged", "failed"]), at_prefill=st.booleans())
+    def spoil(self, outcome, at_prefill):
+        (self.prefill if at_prefill else self.decode).tiers.next_outcome = outcome
+
     @rule(seconds=st.sampled_from([0.01, 1.0, 40.0]))
     def wait(self, seconds):
         self.clock.advance(seconds)
@@ -251,6 +277,7 @@ class EngineMachine(RuleBasedStateMachine):
             if self._is_quiet():
                 break
             self.settle()
+            self.copy_all()
             self.step_decode()
             self.step_prefill()
             self.network.deliver_all()
@@ -258,15 +285,27 @@ class EngineMachine(RuleBasedStateMachine):
         assert self._is_quiet(), "a request never ended"
         self.settle()
         for _ in range(3):  # what an abort left behind: fences, cancels
+            self.copy_all()
             self.step_decode()
             self.step_prefill()
+        for _ in range(100):  # blocks that are new to the tiers
+            self.step_decode()
+            self.step_prefill()
+            if not (self.decode.tiers.queued or self.prefill.tiers.queued):
+                break
+            self.copy_all()
         for engine in (self.decode, self.prefill):
             engine.core.check()
+            engine.tiers.check(engine.core)
             counts = engine.core.pool.counts()
             assert counts["free"] + counts["cached"] == engine.core.pool.num_blocks, counts
             assert not engine.core.has_work
         for client in self.clients.values():
             self._check_answer(client)
+
+    def copy_all(self):
+        for engine in (self.decode, self.prefill):
+            engine.tiers.copy(1000, last=False)
 
     # --- the server processes -----------------------------------------------------------------
 

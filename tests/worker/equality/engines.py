@@ -16,6 +16,7 @@ from pdcluster_worker.config.worker import ModelConfig
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.ports import Drafter, Transport
 from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.engine.tier_ports import NO_TIERS, KVTierIO
 from pdcluster_worker.kv_transfer.carriers import TransportName
 from pdcluster_worker.kv_transfer.sharded import ShardedTransport
 from pdcluster_worker.kv_transfer.tcp import TcpPort, TcpSettings
@@ -27,6 +28,7 @@ from pdcluster_worker.messages.engine import (
     Receive,
     ReceiveDone,
     ReceiveReady,
+    ReceiveRefused,
     Submit,
     Tokens,
 )
@@ -194,6 +196,7 @@ class Engine:
         max_model_len: int | None = None,
         scheduler: SchedulerSettings = CONTINUOUS,
         drafter: Drafter | None = None,
+        tiers: KVTierIO = NO_TIERS,
     ) -> None:
         self.runner = model.runner
         self.name = name
@@ -216,6 +219,7 @@ class Engine:
             transport,
             time.monotonic,
             drafter=drafter,
+            tiers=tiers,
         )
 
     def step(self) -> list[EngineOutput]:
@@ -288,6 +292,8 @@ class Pair:
                 home = self._homes[request_id]
                 target = TransferTarget(epoch, home.name, home.addresses, cached_tokens, block_ids)
                 self.prefill.core.handle(Prefill(self._specs[request_id], target))
+            case ReceiveRefused(request_id=request_id):
+                self._homes[request_id].core.handle(Receive(self._specs[request_id]))
             case PrefillDone(request_id=request_id, checksum=checksum):
                 assert checksum is not None
                 self.done.append(output)

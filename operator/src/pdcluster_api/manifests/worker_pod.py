@@ -33,6 +33,7 @@ from pdcluster_api.manifests.stock import stock_command, stock_environment
 from pdcluster_api.manifests.vllm import IN_CONTAINER, engine_container, engine_volumes
 from pdcluster_api.manifests.vllm_connectors import shared_memory
 from pdcluster_api.manifests.worker_config import requires_keys
+from pdcluster_schema.kv_tiers import KvTierSpec, disk_tier
 from pdcluster_schema.labels import GPU, GPUS_PER_REPLICA
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT
@@ -127,6 +128,9 @@ def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) 
         *model.mounts,
         {"name": "shared-memory", "mountPath": "/dev/shm"},
     ]
+    if (tier := _disk_tier(cluster, workload.role)) is not None:
+        mounts.append({"name": "kv-tier", "mountPath": tier.path})
+        own_volumes = [{"name": "kv-tier", "emptyDir": {"sizeLimit": _tier_limit(tier.size)}}]
     resources = (
         {"requests": SERVER_REQUESTS} if has_engine else _with_accelerators(cluster, workload, pool)
     )
@@ -260,6 +264,15 @@ def _files(cluster: PDCluster, workload: WorkloadId) -> dict[str, Manifest]:
 def _secret(name: str, secret: str, **options: bool) -> Manifest:
     source = {"secretName": secret, "defaultMode": _READABLE_BY_US, **options}
     return {"name": name, "secret": source}
+
+
+def _disk_tier(cluster: PDCluster, role: str) -> KvTierSpec | None:
+    return None if role in ENGINELESS else disk_tier(cluster.spec.engine_of(role).kv_tiers)
+
+
+def _tier_limit(size: int) -> str:
+    """With room for what a file system takes itself: a pod that is over the limit is evicted."""
+    return f"{-(-size // 2**20) + 64}Mi"
 
 
 def _scratch(role: RoleSpec, shared_memory: str) -> list[Manifest]:

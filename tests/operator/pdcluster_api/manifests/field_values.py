@@ -12,6 +12,7 @@ ENGINE_VALUES: dict[str, Any] = {
     "kvCacheMemory": "2Gi",
     "deviceMemoryShare": 0.9,
     "numBlocks": 9,
+    "kvTiers": [{"type": "disk", "size": "1Gi", "path": "/kv"}],
     "threads": 3,
     "dataParallelSize": 2,
     "transport": "nixl",

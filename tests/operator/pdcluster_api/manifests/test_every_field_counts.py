@@ -38,6 +38,7 @@ GROUPED = both(
     at("spec.roles.decode.engine", {"dataParallelSize": 2}),
     at("spec.roles.decode.pools.0.podsPerReplica", 2),
 )
+TIERED = at("spec.engine.kvTiers", [{"type": "disk", "size": "1Gi", "path": "/kv"}])
 STOCK = vllm(env=[{"name": "A", "value": "1"}])
 ADAPTED = both(vllm(), at("spec.model.adapters", [{"name": "sql", "path": "/sql"}]))
 OF_HUB = both(
@@ -80,7 +81,7 @@ OF_A_PLAN = {  # numbers for a plan before there is an object
 
 DELAYER: dict[str, Any] = ENGINE_VALUES["prefillDelayer"]
 SPECULATION: dict[str, Any] = ENGINE_VALUES["speculation"]
-SECTIONS = ("prefillDelayer", "speculation")
+SECTIONS = ("prefillDelayer", "speculation", "kvTiers")
 
 
 SMALLER = at("spec.qos.degradation.smallerModel", {"name": "small"})
@@ -195,6 +196,9 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
         )
         for name in ("repo", "revision", "tokenSecret")
     },
+    "engine.kvTiers.type": (no_change, TIERED),
+    "engine.kvTiers.size": (TIERED, at("spec.engine.kvTiers.0.size", "2Gi")),
+    "engine.kvTiers.path": (TIERED, at("spec.engine.kvTiers.0.path", "/other")),
     "engine.env.name": (STOCK, at("spec.engine.env.0.name", "B")),
     "engine.env.value": (STOCK, at("spec.engine.env.0.value", "2")),
     **{

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from pdcluster_worker.messages.engine import EngineStats
+from pdcluster_worker.messages.engine import EngineStats, TierStats
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.serving.engines.metrics import EngineMetrics
 from tests.worker.fake_clock import FakeClock
@@ -179,3 +179,24 @@ def test_constraints_are_counted_by_kind_and_their_compiles_timed(metrics, engin
     assert sample(metrics, "grammar_cache_hits_total") == 2
     assert sample(metrics, "grammar_compile_seconds_count", outcome="compiled") == 1
     assert sample(metrics, "grammar_compile_seconds_sum", outcome="failed") == 20.0
+
+
+def test_tiers_are_counted_by_name_over_all_engines(metrics, engine):
+    host = TierStats("host", 100, stored=40, saved_bytes=500, loaded_bytes=70, evictions=3)
+    disk = TierStats("disk", 900, stored=10, damaged=2, reason="No space left on device")
+    first = msgspec.structs.replace(STATS, tiers=[host, disk], tier_reads={"read": 5, "slow": 1})
+    engine.update(first)
+    more = TierStats("host", 100, stored=50, saved_bytes=800, loaded_bytes=70, evictions=4)
+    engine.update(msgspec.structs.replace(first, tiers=[more, disk], tier_reads={"read": 7}))
+    engine.update(first, rank=1)
+
+    assert sample(metrics, "kv_tier_blocks", tier="host", state="stored") == 90
+    assert sample(metrics, "kv_tier_blocks", tier="disk", state="all") == 1800
+    assert sample(metrics, "kv_tier_bytes_total", tier="host", direction="saved") == 1300
+    assert sample(metrics, "kv_tier_bytes_total", tier="host", direction="loaded") == 140
+    assert sample(metrics, "kv_tier_evictions_total", tier="host") == 7
+    assert sample(metrics, "kv_tier_damaged_blocks_total", tier="disk") == 4
+    assert sample(metrics, "kv_tier_stopped", tier="disk") == 2
+    assert sample(metrics, "kv_tier_stopped", tier="host") == 0
+    assert sample(metrics, "kv_tier_reads_total", choice="read") == 12
+    assert sample(metrics, "kv_tier_reads_total", choice="slow") == 2

@@ -28,7 +28,7 @@ OURS_ALONE = (
     "transport", "transfer_bandwidth", "verify_transfers", "fence_timeout_seconds",
     "admission_watermark", "batch_invariant", "scheduler", "scheduling_policy",
     "long_prefill_token_threshold", "chunked_prefill", "tbt_slo_milliseconds",
-    "chunk_schedule", "prefill_delayer", "speculation",
+    "chunk_schedule", "prefill_delayer", "speculation", "kv_tiers",
 )
 """Fields of `engine` that a stock engine does not read."""
 # fmt: on
@@ -72,6 +72,21 @@ def pdcluster_only_fields(engine: msgspec.Struct) -> Iterator[str]:
             yield field.encode_name
 
 
+class KvTierConfig(Section, frozen=True):
+    """A tier below the KV blocks.  path: a folder, of a disk alone."""
+
+    type: Literal["host", "disk"]
+    size: Positive
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.type == "disk") != bool(self.path):
+            raise ValueError(
+                "path is for a tier of type disk, which needs it: give the folder of a local disk "
+                "with that type, or leave it out"
+            )
+
+
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKER_RANKS)]
 
 
@@ -89,6 +104,7 @@ class EngineConfig(Section, frozen=True):
     kv_cache_memory: Positive = 1 << 30  # ignored with num_blocks
     device_memory_share: Share | None = None  # for weights, KV blocks and steps of a GPU
     num_blocks: Positive | None = None
+    kv_tiers: tuple[KvTierConfig, ...] = ()  # the fastest first
     # 0 = from the cgroup limit; each has a stack and waits at every barrier
     threads: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
     data_parallel_size: Ranks = 1
@@ -139,12 +155,28 @@ class EngineConfig(Section, frozen=True):
                 f"maxBatchedTokens ({self.max_batched_tokens}) must be at least maxSequences "
                 f"({self.max_sequences})"
             )
+        self._check_tiers()
         scheduler, most = self.scheduler_settings, self.max_model_len
         wrong = wrong_fields(scheduler, self.max_batched_tokens)
         if not wrong and most is not None:
             wrong = wrong_sizes(scheduler, self.max_batched_tokens, most)
         if wrong:
             raise ValueError(wrong)
+
+    def _check_tiers(self) -> None:
+        if [tier.type for tier in self.kv_tiers] not in ([], ["host"], ["disk"], ["host", "disk"]):
+            raise ValueError(
+                "kvTiers must be one host and one disk at most, the host first: leave one out, or "
+                "give host before disk"
+            )
+        if self.kv_tiers and not self.prefix_caching:
+            raise ValueError(
+                "kvTiers holds cached prefixes, and prefixCaching is false: leave one of them out"
+            )
+
+    @property
+    def host_tier_bytes(self) -> int:
+        return sum(tier.size for tier in self.kv_tiers if tier.type == "host")
 
     @property
     def is_stock(self) -> bool:

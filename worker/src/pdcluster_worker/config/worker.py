@@ -247,6 +247,10 @@ def _share(engine: EngineConfig) -> EngineConfig:
         threads=thread_share(engine),
         kv_cache_memory=max(1, engine.kv_cache_memory // size),
         num_blocks=None if num_blocks is None else num_blocks // size,
+        kv_tiers=tuple(
+            msgspec.structs.replace(tier, size=max(1, tier.size // size))
+            for tier in engine.kv_tiers
+        ),
         device_memory_share=None if memory_share is None else memory_share / size,
         # 0 would be no limit at all.
         transfer_bandwidth=max(1, engine.transfer_bandwidth // size)

@@ -10,8 +10,9 @@ AssertionError (a double free too), and that each operation is O(1) a block.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
+from itertools import islice
 
 from pdcluster_worker.messages.engine import BlockEvents
 
@@ -34,12 +35,38 @@ class PrefixCache:
         self._removed: dict[bytes, None] = {}
         self._is_cleared = False
         self._num_events = 0
+        # Whether tiers below hold a block, and all that they do.  None: there are no tiers.
+        self._is_below: Callable[[bytes], bool] | None = None
+        self._below: Callable[[], Iterable[bytes]] = list
+        self._unsaved: dict[int, None] = {}  # blocks that are new to them, in order
 
     def __len__(self) -> int:
         return len(self._hashes)
 
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._hashes
+
+    def attach_below(
+        self, is_below: Callable[[bytes], bool], below: Callable[[], Iterable[bytes]]
+    ) -> None:
+        """Count blocks that tiers below hold as found here, and note those that are new to them."""
+        self._is_below, self._below = is_below, below
+        self._stored = dict.fromkeys(below())
+
+    def left_below(self, block_hash: bytes) -> None:
+        """A tier below has dropped it."""
+        if block_hash not in self._block_ids and not self._is_held_below(block_hash):
+            _note(block_hash, self._removed, self._stored)
+
+    def unsaved(self, limit: int) -> list[tuple[int, bytes]]:
+        """The first blocks that are new to the tiers below."""
+        return [(block_id, self._hashes[block_id]) for block_id in islice(self._unsaved, limit)]
+
+    def saved(self, block_id: int) -> None:
+        self._unsaved.pop(block_id, None)
+
+    def find(self, block_hash: bytes) -> int | None:
+        return self._block_ids.get(block_hash)
 
     def match(self, hashes: Sequence[bytes], limit: int) -> list[int]:
         block_ids: list[int] = []
@@ -72,16 +99,24 @@ class PrefixCache:
             return
         self._block_ids[block_hash] = block_id
         self._hashes[block_id] = block_hash
-        _note(block_hash, self._stored, self._removed)
+        if self._is_below is not None:
+            self._unsaved[block_id] = None
+        if not self._is_held_below(block_hash):
+            _note(block_hash, self._stored, self._removed)
 
     def drop(self, block_id: int) -> None:
         block_hash = self._hashes.pop(block_id)
         del self._block_ids[block_hash]
-        _note(block_hash, self._removed, self._stored)
+        self._unsaved.pop(block_id, None)
+        if not self._is_held_below(block_hash):
+            _note(block_hash, self._removed, self._stored)
+
+    def _is_held_below(self, block_hash: bytes) -> bool:
+        return self._is_below is not None and self._is_below(block_hash)
 
     def begin_snapshot(self) -> None:
         self._is_cleared = True
-        self._stored = dict.fromkeys(self._block_ids)
+        self._stored = dict.fromkeys([*self._block_ids, *self._below()])
         self._removed = {}
 
     def take_events(self) -> BlockEvents | None:
@@ -130,6 +165,7 @@ class BlockPool:
         self.num_moves = 0  # times that a block was taken, shared, hashed or let go
         self.num_shares = 0  # holders beyond the first of a block, over all blocks
         self.num_evictions = 0  # cached blocks that were taken for other tokens
+        self.num_loading = 0  # receiving blocks that are read from a tier below
         self.prefix_cache = PrefixCache()
         self._states = bytearray(num_blocks)
         self._ref_counts = [0] * num_blocks

@@ -84,6 +84,7 @@ class BlockTables:
         self._block_size = settings.block_size
         self._prefix_caching = settings.prefix_caching
         self._num_kept = settings.num_kept_blocks
+        self.num_awaited = 0  # that requests take once their prefix is read from a tier
         self._holding: set[EngineRequest] = set()
         # Those that have not taken all blocks of their prompt yet.
         self._growing: dict[EngineRequest, Reservation] = {}
@@ -233,7 +234,7 @@ class BlockTables:
         return self.pool.prefix_cache.match_last(request.block_hashes, limit, num_last)
 
     def _needed(self, hits: list[int], num_new: int, quota: int, *, grows: bool) -> int:
-        kept = self._num_kept if self._holding else 0
+        kept = (self._num_kept if self._holding else 0) + self.num_awaited
         if grows or self._growing:
             # As if nothing were shared: a shared block given back by one holder is not available,
             # though its holder, which may hold its whole quota now, is then promised another.

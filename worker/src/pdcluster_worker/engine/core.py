@@ -12,6 +12,7 @@ from itertools import chain
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables, refusal
 from pdcluster_worker.engine.in_flight import InFlightSteps
+from pdcluster_worker.engine.kv_tiers import KVTiers
 from pdcluster_worker.engine.pool_audit import PoolAuditor
 from pdcluster_worker.engine.ports import (
     BlocksSent,
@@ -24,7 +25,8 @@ from pdcluster_worker.engine.ports import (
     TransferEvent,
     Transport,
 )
-from pdcluster_worker.engine.prefill_delayer import PrefillDelayer, Pressure
+from pdcluster_worker.engine.prefill_delayer import PrefillDelayer
+from pdcluster_worker.engine.read_ahead import ReadAhead
 from pdcluster_worker.engine.receiving import Receiver, RemoteKV, random_epoch
 from pdcluster_worker.engine.request import (
     EngineRequest,
@@ -38,6 +40,7 @@ from pdcluster_worker.engine.scheduler.policies import make_scheduler
 from pdcluster_worker.engine.sending import Sender
 from pdcluster_worker.engine.speculation import Speculation
 from pdcluster_worker.engine.stats import Reporter, token_message
+from pdcluster_worker.engine.tier_ports import NO_TIERS, KVTierIO
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import EngineInput, EngineOutput, RequestFailed
@@ -60,6 +63,7 @@ class EngineCore:
         *,
         delayer: PrefillDelayer | None = None,
         drafter: Drafter | None = None,
+        tiers: KVTierIO = NO_TIERS,
     ) -> None:
         self.pool = BlockPool(settings.num_blocks)
         self._settings = settings
@@ -74,6 +78,8 @@ class EngineCore:
         self._remote_kv = RemoteKV(self._receiver, self._grammar_queue, clock, self._end)
         self._in_flight = InFlightSteps(runner, settings.max_model_len, clock)
         self._delayer = delayer
+        self._tiers = KVTiers(self.pool, tiers, clock)
+        self._reads = ReadAhead(self._scheduler, self._tiers, clock) if tiers.tiers else None
         self._requests: dict[str, EngineRequest] = {}
         # Those that have ended while a step in flight writes their blocks.
         self._leaving: set[EngineRequest] = set()
@@ -85,6 +91,7 @@ class EngineCore:
             sender=self._sender,
             grammar_queue=self._grammar_queue,
             delayer=delayer,
+            read_ahead=self._reads,
             failed_rows=self._in_flight.num_failed,
             clock=clock,
         )
@@ -141,7 +148,7 @@ class EngineCore:
     def step(self) -> list[EngineOutput]:
         """One turn; returns all messages to send.  Raises EngineBrokenError."""
         # 1. Take what the transport and the grammar compiler have finished.
-        # 2. Complete the step in flight if its requests may lose blocks; preempt by priority.
+        # 2. Complete the step in flight if its requests may lose blocks; preempt; read from tiers.
         # 3. Schedule: choose the tokens of each request, and take blocks for them.
         # 4. Report requests that failed or were preempted, count those that start, send the full
         #    blocks that these have by a prefix hit; put drafts behind decodes.
@@ -152,7 +159,10 @@ class EngineCore:
         started = self._clock()
         self._take_events()
         self._make_way()
-        schedule = self._schedule(started)
+        if self._reads is not None and self._reads.advance(self._reporter.counters):
+            self._touch()
+        delayer, scheduler = self._delayer, self._scheduler
+        schedule = scheduler.schedule() if delayer is None else delayer.schedule(scheduler, started)
         self._begin(schedule, started)
         if self._speculation is not None:
             self._speculation.extend(schedule, len(self._scheduler.running))
@@ -161,8 +171,10 @@ class EngineCore:
         self._stalled = not schedule.progressed and not self._in_flight
         while self._in_flight.is_full or (self._in_flight and not schedule.items):
             self._complete()
-        if self._delayer is not None:
-            self._delayer.finish(len(schedule.admitted), self._scheduler.num_requests == 0, started)
+        if self._reads is not None:
+            self._reads.save()
+        if delayer is not None:
+            delayer.finish(len(schedule.admitted), scheduler.num_requests == 0, started)
         self._outbox += self._reporter.report(idle=not self.has_work)
         outbox, self._outbox = self._outbox, []
         return outbox
@@ -178,11 +190,16 @@ class EngineCore:
         self.pool.check()
         self.pool.check_blocks(range(self.pool.num_blocks), Counter(self._held_blocks()))
         self._receiver.check()
+        self._tiers.check()
 
     def _receive(self, spec: RequestSpec) -> None:
         request = self._accept(spec, num_more=1)
         if request is None:
             return
+        if self._reads is None or not self._reads.begin(request, self._reserve):
+            self._reserve(request)
+
+    def _reserve(self, request: EngineRequest) -> None:
         num_tokens = self._scheduler.num_admission_tokens(request)
         answer = self._receiver.receive(request, num_tokens, self._scheduler.num_reserved_blocks)
         self._outbox.append(answer)
@@ -190,7 +207,7 @@ class EngineCore:
             self._reporter.counters.count_request(request)
             self._grammar_queue.add(request)
         else:
-            del self._requests[request.request_id]
+            self._end(request)
 
     def _prefill(self, spec: RequestSpec, target: TransferTarget) -> None:
         request = self._accept(spec, num_more=0, target=target)
@@ -226,7 +243,7 @@ class EngineCore:
 
     def _held_blocks(self) -> Iterator[int]:
         tables = [request.block_table for request in chain(self._requests.values(), self._leaving)]
-        return chain(self._sender.held(), chain.from_iterable(tables))
+        return chain(self._sender.held(), self._tiers.held(), chain.from_iterable(tables))
 
     # --- transfer events ---
 
@@ -250,11 +267,10 @@ class EngineCore:
         for event in self._transport.poll():
             self._touch()
             self._on_transfer(event)
-        if self._grammar_queue.waiting:
-            for request, error in self._grammar_queue.settle():
-                self._touch()
-                if error is not None:
-                    self._refuse(request, error)
+        for request, error in self._grammar_queue.settle():
+            self._touch()
+            if error is not None:
+                self._refuse(request, error)
 
     def _make_way(self) -> None:
         if self._in_flight and (
@@ -267,25 +283,12 @@ class EngineCore:
             self._complete()
         self._scheduler.preempt_for_priority()
 
-    def _schedule(self, now: float) -> Schedule:
-        """Plan the step; a delayer holds waiting requests back, but none that has begun before."""
-        scheduler = self._scheduler
-        if self._delayer is None:
-            return scheduler.schedule()
-        pressure = Pressure.of(scheduler, self.pool, self._settings.max_sequences)
-        allows = self._delayer.begin(pressure, now)
-        has_begun = bool(scheduler.waiting) and scheduler.waiting[0].status is Status.PREEMPTED
-        return scheduler.schedule(admit=allows or has_begun)
-
     def _begin(self, schedule: Schedule, now: float) -> None:
         for request, reason in schedule.failed:
             self._outbox.append(RequestFailed(request.request_id, reason))
             self._end(request)
-        self._outbox.extend(
-            messages.Preempted(each.request_id)
-            for each in schedule.preempted
-            if each.target is None
-        )
+        own = [each for each in schedule.preempted if each.target is None]
+        self._outbox += [messages.Preempted(each.request_id) for each in own]
         for request in schedule.started:
             self._reporter.counters.count_request(request)
         for request in schedule.newly_running:
@@ -377,6 +380,8 @@ class EngineCore:
 
     def _leave(self, request: EngineRequest) -> None:
         self._scheduler.remove(request)
+        if self._reads is not None:
+            self._reads.forget(request)
         self._grammar_queue.waiting.pop(request.request_id, None)
         if request.num_in_flight_tokens:
             self._leaving.add(request)

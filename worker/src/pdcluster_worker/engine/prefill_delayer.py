@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from pdcluster_worker.engine.block_pool import BlockPool
-from pdcluster_worker.engine.scheduler.base import Scheduler
+from pdcluster_worker.engine.request import Status as RequestStatus
+from pdcluster_worker.engine.scheduler.base import Schedule, Scheduler
 from pdcluster_worker.messages.engine_settings import DelayerSettings
 
 Status = Literal["none", "mixed", "all"]
@@ -62,11 +62,12 @@ class Pressure:
     usage: float
 
     @classmethod
-    def of(cls, scheduler: Scheduler, pool: BlockPool, max_running: int) -> "Pressure":
+    def of(cls, scheduler: Scheduler) -> "Pressure":
+        pool = scheduler.tables.pool
         return cls(
             num_waiting=len(scheduler.waiting),
             num_running=len(scheduler.running) + len(scheduler.ready),
-            max_running=max_running,
+            max_running=scheduler.settings.max_sequences,
             is_continuing=scheduler.is_prefilling,
             usage=1 - pool.num_available / pool.num_blocks,
         )
@@ -154,6 +155,14 @@ class PrefillDelayer:
         self._batches: deque[int] = deque(maxlen=REMEMBERED_BATCHES)
         self._skips_slots = True  # once: nothing is known of batches at the start
         self._counts = DelayerCounts()
+
+    def schedule(self, scheduler: Scheduler, now: float) -> Schedule:
+        """Plan a step; waiting requests are held back, but none that has begun before."""
+        allows = self.begin(Pressure.of(scheduler), now)
+        has_begun = (
+            bool(scheduler.waiting) and scheduler.waiting[0].status is RequestStatus.PREEMPTED
+        )
+        return scheduler.schedule(admit=allows or has_begun)
 
     def begin(self, pressure: Pressure, now: float) -> bool:
         """Negotiate a pass; whether new prompts may be let in."""

@@ -10,6 +10,7 @@ from pdcluster_worker.messages.requests import (
     FinishReason,
     RequestSpec,
     SamplingParams,
+    TierRead,
     TransferTarget,
 )
 
@@ -61,6 +62,7 @@ class EngineRequest:
     verify_transfer: bool = False
     scheduled_seconds: float | None = None  # of the engine's clock: when it first got a slot here
     has_sampled: bool = False  # a token of it was sampled here
+    tier_read: TierRead | None = None  # the last choice to read its prefix from a tier, or not
 
     @classmethod
     def from_spec(

@@ -8,6 +8,7 @@ import msgspec
 
 from pdcluster_worker.engine.ports import Sample, StepSeconds
 from pdcluster_worker.engine.prefill_delayer import DelayerCounts, PrefillDelayer
+from pdcluster_worker.engine.read_ahead import ReadAhead
 from pdcluster_worker.engine.receiving import Receiver
 from pdcluster_worker.engine.request import Batch, EngineRequest, Finish
 from pdcluster_worker.engine.scheduler.base import GrammarQueue, Scheduler
@@ -113,6 +114,7 @@ def token_message(
     if not request.has_sampled and request.scheduled_seconds is not None:
         queue_seconds = request.scheduled_seconds - request.arrival_seconds
         prefill_seconds = now - request.scheduled_seconds
+    tier_read, request.tier_read = request.tier_read, None
     request.has_sampled = True
     return Token(
         request_id=request.request_id,
@@ -125,6 +127,7 @@ def token_message(
         queue_seconds=queue_seconds,
         prefill_seconds=prefill_seconds,
         prompt_logprobs=list(sample.prompt_logprobs),
+        tier_read=tier_read,
     )
 
 
@@ -137,6 +140,7 @@ class Reporter:
         sender: Sender,
         grammar_queue: GrammarQueue,
         delayer: PrefillDelayer | None,
+        read_ahead: ReadAhead | None,
         failed_rows: Mapping[str, int],
         clock: Callable[[], float],
     ) -> None:
@@ -147,6 +151,7 @@ class Reporter:
         self._sender = sender
         self._grammar_queue = grammar_queue
         self._delayer = delayer
+        self._read_ahead = read_ahead
         self._failed_rows = failed_rows
         self._clock = clock
         self._reported_seconds = clock()
@@ -170,11 +175,12 @@ class Reporter:
     def _stats(self) -> EngineStats:
         scheduler, pool = self._scheduler, self._scheduler.tables.pool
         queued = (scheduler.waiting, scheduler.ready, self._grammar_queue.waiting)
+        reads = self._read_ahead
         constraints = self._grammar_queue.grammars.take_counts()
         delays = DelayerCounts() if self._delayer is None else self._delayer.take_counts()
         return EngineStats(
             num_running=len(scheduler.running),
-            num_waiting=sum(map(len, queued)),
+            num_waiting=sum(map(len, queued)) + (0 if reads is None else reads.num_requests),
             waiting_tokens=scheduler.num_waiting_tokens,
             num_receiving=self._receiver.num_receiving,
             blocks=pool.counts(),
@@ -191,5 +197,7 @@ class Reporter:
             constraint_compiles=constraints.compiles,
             delay_outcomes=[(*outcome, count) for outcome, count in delays.outcomes.items()],
             delay_waits=delays.waits,
+            tiers=[] if reads is None else reads.tiers.take_stats(),
+            tier_reads={} if reads is None else dict(reads.counts),
             **self.counters.take(),
         )

@@ -259,6 +259,23 @@ class EngineTotals(msgspec.Struct):
     batches: list[tuple[int, int, int, int]] = []
 
 
+TIER_READS = ("read", "slow", "computed")
+"""Choices for prefixes that tiers have: read, read more slowly than computed, and computed."""
+
+
+class TierStats(msgspec.Struct, array_like=True):
+    """Counters of one tier since the engine started, and `stored` as of now."""
+
+    name: str
+    num_slots: int
+    stored: int = 0  # blocks
+    saved_bytes: int = 0
+    loaded_bytes: int = 0
+    evictions: int = 0
+    damaged: int = 0  # blocks that were not whole when they were read
+    reason: str = ""  # why it takes no more blocks; empty = it does
+
+
 _USED_STATES = ("in_use", "receiving", "quarantined")
 
 
@@ -289,6 +306,8 @@ class EngineStats(EngineTotals, tag=True, kw_only=True):
     # count), and (passes, seconds) waited.
     delay_outcomes: list[tuple[str, bool, str, bool, int]] = []
     delay_waits: list[tuple[int, float]] = []
+    tiers: list[TierStats] = []
+    tier_reads: dict[str, int] = {}  # of `TIER_READS`
 
     @property
     def used_blocks(self) -> int:

@@ -44,6 +44,14 @@ class Generated(msgspec.Struct, frozen=True):
     notes: tuple[TraceEvent, ...] = ()  # of the worker that made it
 
 
+class TierLoad(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks of one tier below the pool, of all engines of a worker."""
+
+    name: str
+    stored: Count = 0
+    num_slots: Count = 0
+
+
 class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     """Load of all engines of a worker, reported about once a second."""
 
@@ -65,6 +73,7 @@ class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     kv_bytes: Count = 0  # of KV sent and received so far
     remote_prefills: Count = 0  # of a decode worker: prompts so far, by the place of their prefill
     local_prefills: Count = 0
+    tiers: tuple[TierLoad, ...] = ()  # the fastest first
 
     @property
     def num_requests(self) -> int:

@@ -123,6 +123,19 @@ class PromptLogprob(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[tuple[int, float]] = []
 
 
+class TierRead(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The choice between reading a prompt's prefix from the tiers below the pool and computing it;
+    seconds of both are expected ones, 0 = not measured yet.
+    """
+
+    choice: Literal["read", "compute"]
+    tiers: str = ""  # that it was read from, the first block's first
+    num_tokens: int = 0  # that arrived
+    seconds: float = 0.0  # for which the request waited for them
+    expected_seconds: float = 0.0
+    compute_seconds: float = 0.0
+
+
 class Token(msgspec.Struct, frozen=True, omit_defaults=True):
     request_id: str
     token_id: int
@@ -135,6 +148,7 @@ class Token(msgspec.Struct, frozen=True, omit_defaults=True):
     queue_seconds: float | None = None
     prefill_seconds: float | None = None
     prompt_logprobs: list[PromptLogprob] = []  # from its second token on; on the first token
+    tier_read: TierRead | None = None  # on the first token; None = no tier has any of its prefix
 
     def waited(self, seconds: float) -> "Token":
         """The same first token, of a request that was queued so much longer."""

@@ -10,7 +10,7 @@ from typing import get_args
 from prometheus_client import CollectorRegistry
 
 from pdcluster_schema.qos import Tier
-from pdcluster_worker.messages.engine import RAISED, ROW_FAILURES
+from pdcluster_worker.messages.engine import RAISED, ROW_FAILURES, TIER_READS
 from pdcluster_worker.messages.engine_settings import MOST_DRAFTS
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.requests import ConstraintKind, FinishReason
@@ -148,6 +148,20 @@ class Metrics:
     prefix_cache_query_tokens = counter("tokens looked up in the prefix cache")
     prefix_cache_hit_tokens = counter("tokens found in the prefix cache")
     prefix_cache_evictions = counter("cached KV blocks taken for other tokens")
+    kv_tier_blocks = gauge(
+        "KV blocks of the tiers below the pool: stored ones, and all that there is room for",
+        *("tier", "state"),
+    )
+    kv_tier_bytes = counter("KV bytes copied to a tier and from it", "tier", "direction")
+    kv_tier_evictions = counter("KV blocks that left a tier for others", "tier")
+    kv_tier_damaged_blocks = counter("KV blocks that were not whole in a tier when read", "tier")
+    kv_tier_stopped = gauge("engines whose tier takes no more blocks, as on a full disk", "tier")
+    kv_tier_reads = counter(
+        "prefixes that tiers had; read: from there, slow: so, in more time than to compute them, "
+        "computed: since that was expected to be faster",
+        "choice",
+        first=TIER_READS,
+    )
     kv_transfer_seconds = histogram("first write to last acknowledgement of one request's KV")
     kv_transfer_bytes = counter("KV bytes moved", "direction", first=("sent", "received"))
     kv_transfer_bytes_per_second = gauge("rate of the last KV transfer from here", "transport")

@@ -111,12 +111,13 @@ def check_memory(weight_bytes: int, kv_bytes: int, engine: EngineConfig, limit: 
 
     limit: memory of the container or the machine; None = unknown.  Raises ModelError.
     """
-    needed = (weight_bytes + kv_bytes) * engine.data_parallel_size
+    needed = (weight_bytes + kv_bytes + engine.host_tier_bytes) * engine.data_parallel_size
     if limit is not None and needed > limit:
         each = f" for each of {engine.data_parallel_size} engines"
         field = "numBlocks" if engine.num_blocks else "kvCacheMemory"
+        tier = f", {engine.host_tier_bytes} of engine.kvTiers" if engine.host_tier_bytes else ""
         raise ModelError(
-            f"{weight_bytes} bytes of weights and {kv_bytes} of KV blocks"
+            f"{weight_bytes} bytes of weights{tier} and {kv_bytes} of KV blocks"
             f"{each if engine.data_parallel_size > 1 else ''} do not fit into the memory of this "
             f"worker, {limit} bytes: lower engine.{field}, or give it more (in a cluster: the "
             "memory limit of its role's resources)"

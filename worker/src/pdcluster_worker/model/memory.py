@@ -6,6 +6,9 @@ import mmap
 import os
 import re
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from pdcluster_worker.errors import ModelError
 
@@ -31,6 +34,14 @@ def reserve_private(name: str, num_bytes: int, fix: str = FIX) -> mmap.mmap:
     with contextlib.suppress(AttributeError, OSError):  # a system without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+def reserve_pinned(num_bytes: int) -> Any:
+    """Host memory that a GPU copies from and to without a buffer between.  Raises ModelError."""
+    try:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy().data
+    except RuntimeError as e:
+        raise ModelError(f"cannot pin {num_bytes} bytes of engine.kvTiers: lower its size") from e
 
 
 def reserve_shared(name: str, num_bytes: int) -> int:

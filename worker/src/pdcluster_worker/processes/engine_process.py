@@ -7,10 +7,12 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.worker import (
     EngineRank,
     Identity,
@@ -21,8 +23,17 @@ from pdcluster_worker.config.worker import (
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.ports import EngineBrokenError, KVMemory
 from pdcluster_worker.engine.prefill_delayer import OwnBoard, PrefillDelayer
-from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
+from pdcluster_worker.engine.tier_ports import NO_TIERS, KVTierIO
+from pdcluster_worker.errors import (
+    NO_DEVICE,
+    WRONG_SETTING,
+    ConfigError,
+    DeviceError,
+    ModelError,
+    WorkerError,
+)
 from pdcluster_worker.headless import VERSION, HeadConnectionError, HeadHello
+from pdcluster_worker.kv_tiers.open import BlockFacts, open_tiers
 from pdcluster_worker.kv_transfer.carriers import keep_ucx_within
 from pdcluster_worker.kv_transfer.rank_port import Listen, RankPort
 from pdcluster_worker.kv_transfer.tcp import TcpSettings, TcpTransport
@@ -32,7 +43,8 @@ from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.model.device import check_computes_on, find_device
 from pdcluster_worker.model.drafter_loader import divide, make_drafter, open_draft_runner
 from pdcluster_worker.model.loading.loader import ModelInfo
-from pdcluster_worker.model.runner import Runner, share_threads
+from pdcluster_worker.model.memory import reserve_pinned, reserve_private
+from pdcluster_worker.model.runner import Cache, Runner, share_threads
 from pdcluster_worker.model.runner_loader import open_runner
 from pdcluster_worker.processes.dp_board import DpBoard
 from pdcluster_worker.processes.engine_mailbox import EngineMailbox, EngineSocket, HeadClient
@@ -40,6 +52,8 @@ from pdcluster_worker.system.cpu_cores import open_cores
 from pdcluster_worker.system.native_dtype import DType, dtype_of_device, slow_note
 
 logger = logging.getLogger(__name__)
+
+LOWER = "lower its size"
 
 # for the engine's last message when one of its ranks is gone; then the process exits
 RANK_GRACE_SECONDS = 0.7
@@ -150,7 +164,13 @@ def _serve(
     runner.grammars.on_change = mailbox.wake
     delayer = _delayer(config.engine.prefill_delayer, engine_rank)
     drafter = make_drafter(config.engine, drafting, info)
-    core = EngineCore(settings, runner, transport, time.monotonic, delayer=delayer, drafter=drafter)
+    tiers = open_kv_tiers(config.engine, memory, runner, mailbox.wake)
+    core = EngineCore(
+        *(settings, runner, transport, time.monotonic),
+        delayer=delayer,
+        drafter=drafter,
+        tiers=tiers,
+    )
     ready = _ready(engine_id, transport, runner, settings, device)
     with ExitStack() as ends:
         runners = [runner] if drafting is None else [drafting[0], runner]
@@ -159,6 +179,7 @@ def _serve(
         threads = share_threads(cores, runners)
         ends.callback(threads.close)
         ends.callback(transport.close)
+        ends.callback(tiers.close)
         mailbox.send([ready, *core.step()])
         gc.collect()
         gc.freeze()  # what was loaded stays: later collections need not look at it
@@ -188,6 +209,28 @@ def _open_transport(
     ]
     settings = TcpSettings(verify=verify, bandwidth=bandwidth, transport=kind, clock=time.monotonic)
     return TcpTransport(memory, engine_id, (host, first), mailbox.wake, settings, others=others)
+
+
+def open_kv_tiers(
+    engine: EngineConfig, memory: Cache, runner: Runner, wake: Callable[[], None]
+) -> KVTierIO:
+    """Tiers of whole blocks, which on CPUs every rank has.  Raises ModelError."""
+    if not engine.kv_tiers:
+        return NO_TIERS
+    info, is_cuda = runner.info, memory.tensor.is_cuda
+    if info.window is not None:
+        raise ModelError(
+            "engine.kvTiers needs whole prefixes, and every layer of this model attends to its "
+            f"last {info.window} tokens only: leave it out"
+        )
+    if is_cuda and engine.num_ranks > 1:
+        raise ModelError(
+            "engine.kvTiers needs one rank on accelerators, each of which holds a part of every "
+            "block: leave it out, or set tensorParallelSize and pipelineParallelSize to 1"
+        )
+    reserve = reserve_pinned if is_cuda else partial(reserve_private, "engine.kvTiers", fix=LOWER)
+    facts = BlockFacts(info.weights, info.geometry, runner.forward.operations.name)
+    return open_tiers(engine.kv_tiers, memory, facts, reserve, wake)
 
 
 def _end_soon(mailbox: EngineMailbox, reason: str) -> None:

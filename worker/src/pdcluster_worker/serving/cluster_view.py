@@ -14,6 +14,7 @@ from pdcluster_worker.messages.overview import (
     ClusterOverview,
     ConditionsOverview,
     History,
+    KvTier,
     WorkerFigures,
     WorkerOverview,
 )
@@ -166,6 +167,7 @@ def _figures(load: WorkerLoad) -> WorkerFigures:
         load.kv_bytes,
         load.remote_prefills,
         load.local_prefills,
+        [KvTier(tier.name, tier.stored, tier.num_slots) for tier in load.tiers],
     )
 
 

@@ -11,7 +11,7 @@ from pdcluster_worker.config.worker import NO_ACCELERATOR, Role
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.block_hash import request_hashes
 from pdcluster_worker.messages.engine import BlockEvents, EngineReady, EngineStats, PrefillDone
-from pdcluster_worker.messages.peers import PrefillPlace, Report, WorkerLoad
+from pdcluster_worker.messages.peers import PrefillPlace, Report, TierLoad, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.records import WorkerState
@@ -263,6 +263,7 @@ class WorkerContext:
             kv_bytes=sum(stats.bytes_sent + stats.bytes_received for stats in reported),
             remote_prefills=self.num_prefills["remote"],
             local_prefills=self.num_prefills["local"],
+            tiers=_tiers(reported),
         )
 
     async def reports(self) -> AsyncGenerator[Report, None]:
@@ -343,3 +344,16 @@ def merge(events: list[BlockEvents]) -> tuple[list[bytes], list[bytes], bool]:
         final.update(dict.fromkeys(event.removed, False))
     removed = [] if is_whole else [h for h, stored in final.items() if not stored]
     return [h for h, stored in final.items() if stored], removed, is_whole
+
+
+def _tiers(reported: list[EngineStats]) -> tuple[TierLoad, ...]:
+    """Tiers of several engines of a worker, which have the same, together."""
+    of_engines = zip(*(stats.tiers for stats in reported), strict=False)
+    return tuple(
+        TierLoad(
+            tiers[0].name,
+            sum(tier.stored for tier in tiers),
+            sum(tier.num_slots for tier in tiers),
+        )
+        for tiers in of_engines
+    )

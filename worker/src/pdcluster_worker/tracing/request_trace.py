@@ -13,6 +13,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from pdcluster_schema.text import shortened
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine import PrefillDone
@@ -153,6 +155,8 @@ def trace_first_token(generated: Generated) -> None:
 
 def trace_prefill(token: Token, place: str) -> None:
     now, seconds = time.monotonic(), token.prefill_seconds or 0.0
+    if (read := token.tier_read) is not None:
+        add_event_at("kv_tier", now - seconds, **msgspec.structs.asdict(read))
     add_event_at("context_begin", now - seconds, queue_seconds=token.queue_seconds or 0.0)
     add_event_at("context_end", now, prefill=place, cached_tokens=token.cached_tokens)
 

@@ -138,6 +138,11 @@ class Scheduler(ABC):
         return max(known, min(longest, settings.max_model_len, capacity))
 
     @property
+    def num_promised_blocks(self) -> int:
+        """Blocks that prompts which run have yet to take."""
+        return 0
+
+    @property
     def num_reserved_blocks(self) -> int:
         """Blocks to grow by, and those of the first waiting request: not for newcomers."""
         growing = 0 if self.reserves_max else len(self.running) + len(self.ready)

@@ -80,9 +80,13 @@ class Sarathi(Scheduler):
         self._stage_sizes = stage_sizes(own.chunk_schedule) if own.chunk_schedule else []
 
     @property
-    def num_reserved_blocks(self) -> int:
+    def num_promised_blocks(self) -> int:
         _, prefills = by_kind(self.running)
-        return super().num_reserved_blocks + self._num_promised(prefills)
+        return self._num_promised(prefills)
+
+    @property
+    def num_reserved_blocks(self) -> int:
+        return super().num_reserved_blocks + self.num_promised_blocks
 
     def completed(self, num_tokens: int, seconds: float) -> None:
         self._budget.adjust(num_tokens, seconds)

@@ -6,7 +6,7 @@ from itertools import pairwise, zip_longest
 
 from prometheus_client import Counter
 
-from pdcluster_worker.messages.engine import EngineStats
+from pdcluster_worker.messages.engine import EngineStats, TierStats
 from pdcluster_worker.metrics import Metrics
 
 WINDOW_SECONDS = 5.0
@@ -41,6 +41,7 @@ class EngineMetrics:
         self._count_delays(stats)
         self._count_drafts(stats, last)
         self._count_constraints(stats)
+        self._count_tiers(stats, last)
         self._last[rank] = stats
         self._busy.setdefault(rank, BusyTime(self._clock)).add(stats.busy_seconds)
         self._set_gauges()
@@ -93,6 +94,21 @@ class EngineMetrics:
             for _ in range(count - more):
                 metrics.spec_decode_emitted_tokens.observe(num_accepted + 1)
 
+    def _count_tiers(self, stats: EngineStats, last: EngineStats | None) -> None:
+        metrics, before = self._metrics, {tier.name: tier for tier in last.tiers} if last else {}
+        for tier in stats.tiers:
+            past = before.get(tier.name, TierStats(tier.name, tier.num_slots))
+            for counter, field in (
+                (metrics.kv_tier_bytes.labels(tier.name, "saved"), "saved_bytes"),
+                (metrics.kv_tier_bytes.labels(tier.name, "loaded"), "loaded_bytes"),
+                (metrics.kv_tier_evictions.labels(tier.name), "evictions"),
+                (metrics.kv_tier_damaged_blocks.labels(tier.name), "damaged"),
+            ):
+                counter.inc(getattr(tier, field) - getattr(past, field))
+        choices = last.tier_reads if last else {}
+        for choice, count in stats.tier_reads.items():
+            metrics.kv_tier_reads.labels(choice).inc(count - choices.get(choice, 0))
+
     def _set_gauges(self) -> None:
         metrics, all_stats = self._metrics, list(self._last.values())
         metrics.num_requests_running.set(sum(stats.num_running for stats in all_stats))
@@ -104,6 +120,12 @@ class EngineMetrics:
         }
         for state, count in blocks.items():
             metrics.kv_blocks.labels(state).set(count)
+        for tier in (tier for stats in all_stats[:1] for tier in stats.tiers):
+            same = [each for stats in all_stats for each in stats.tiers if each.name == tier.name]
+            metrics.kv_tier_blocks.labels(tier.name, "stored").set(sum(t.stored for t in same))
+            metrics.kv_tier_blocks.labels(tier.name, "all").set(sum(t.num_slots for t in same))
+            full = sum(bool(each.reason) for each in same)
+            metrics.kv_tier_stopped.labels(tier.name).set(full)
         total = sum(blocks.values())
         used = sum(stats.used_blocks for stats in all_stats)
         metrics.kv_cache_usage_ratio.set(used / total if total else 0.0)
