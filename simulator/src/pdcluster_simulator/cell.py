@@ -257,7 +257,9 @@ class Cell:
         self.recorder.on_first(request, worker)
 
     def on_last(self, work: EngineWork) -> None:
-        self._end(work.peer)
+        pending: PendingRequest = work.peer
+        pending.work = work.peer = None  # no cycle is left
+        self._end(pending)
 
     def _end(self, pending: PendingRequest) -> None:
         request, worker, now = pending.request, pending.worker, self.queue.now

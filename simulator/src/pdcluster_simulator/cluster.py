@@ -55,6 +55,7 @@ class ClusterModel:
     link_bytes: float
     num_routers: int = 0
     is_first_ingress_alone: bool = False
+    has_priorities: bool = False
     seed: str = "0"
 
     @property
@@ -113,6 +114,7 @@ def cluster_model(
         link_bytes,
         num_routers=sum(each.replicas for each in routers.pools) if routers else 0,
         is_first_ingress_alone=is_first_ingress_alone,
+        has_priorities=trace.has_priorities,
         seed=seed,
     )
 
@@ -239,7 +241,7 @@ class ClusterBuilder:
             recorder,
             draw=Random(f"simulation {model.seed}"),
             block_size=decode.settings.block_size,
-            has_priorities=True,
+            has_priorities=model.has_priorities,
         )
         self.cell.is_first_ingress_alone = model.is_first_ingress_alone
         shared = times.shared_rates

@@ -93,7 +93,11 @@ class RemotePrefills:
             self._leave_queue(pending)
             self.compute_locally(pending)
             return
-        ready = [each for each in able if _ledger(each).grants_at_once(self._cost(pending, each))]
+        ready = [
+            each
+            for each in able
+            if each.ledger is not None and each.ledger.grants_at_once(self._cost(pending, each))
+        ]
         if ready:
             self._take(pending, self._best(pending, ready))
             return

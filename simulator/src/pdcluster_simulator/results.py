@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
+from typing import Any
 
 import numpy as np
 
@@ -151,10 +152,11 @@ class Recorder:
 
 
 def _together(samples: Sequence[ClusterSample]) -> ClusterSample:
-    def added(name: str) -> Counter[str]:
-        found: Counter[str] = Counter()
+    def added(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
         for sample in samples:
-            found.update(getattr(sample, name))
+            for key, value in getattr(sample, name).items():
+                found[key] = found.get(key, 0) + value
         return found
 
     def averaged(name: str) -> dict[str, float]:

@@ -2,9 +2,10 @@
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from typing import Any
 
 from pdcluster_simulator.autoscaling import Decision, SimulatedAutoscaler
 from pdcluster_simulator.cell import Cell
@@ -15,6 +16,7 @@ from pdcluster_simulator.results import ClusterSample, Recorder
 from pdcluster_simulator.trace import ArrivalTrace
 from pdcluster_simulator.workers import WorkerState
 
+_POLL_SECONDS = 0.5
 PATIENCE_SECONDS = 3600.0
 """After the last arrival: what has not ended by then is left over."""
 
@@ -67,15 +69,36 @@ def _side_by_side(
     options: Options,
     on_ended: Callable[[int], None],
 ) -> Iterator[Result]:
-    with ProcessPoolExecutor(options.num_processes, get_context("spawn")) as processes:
+    context = get_context("spawn")
+    ended = context.Value("q", 0)
+    with ProcessPoolExecutor(options.num_processes, context, _count_in, (ended,)) as processes:
         futures = [
-            processes.submit(simulate_cell, model, part, options)
+            processes.submit(_counted_cell, model, part, options)
             for model, part in zip(models, parts, strict=True)
         ]
-        for future, part in zip(futures, parts, strict=True):
-            result = future.result()
-            on_ended(len(part.requests))
-            yield result
+        before, left = 0, set(futures)
+        while left:
+            _, left = wait(left, _POLL_SECONDS, FIRST_COMPLETED)
+            on_ended(ended.value - before)
+            before = ended.value
+        yield from (future.result() for future in futures)
+
+
+_ended: Any = None
+"""Number of requests that have ended, of all processes together."""
+
+
+def _count_in(ended: Any) -> None:
+    global _ended
+    _ended = ended
+
+
+def _counted_cell(model: ClusterModel, trace: ArrivalTrace, options: Options) -> Result:
+    def add(number: int) -> None:
+        with _ended.get_lock():
+            _ended.value += number
+
+    return simulate_cell(model, trace, options, add)
 
 
 def simulate_cell(

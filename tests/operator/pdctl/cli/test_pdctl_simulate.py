@@ -77,6 +77,9 @@ def test_another_seed_draws_other_arrivals(simulate: Callable[..., Result]):
 def test_cells_are_as_many_clusters(simulate: Callable[..., Result]):
     output = simulate("--cells", "3", "--processes", "1").output
     assert "6 accelerators in 3 clusters" in output
+    found = json.loads(simulate("--cells", "3", "--processes", "2", "--json").output)
+    assert found["accelerators"] == 6
+    assert found["samples"][0]["accelerators"] == {"H100": 6}
 
 
 def test_what_is_not_simulated_is_said(simulate: Callable[..., Result]):

@@ -139,8 +139,9 @@ class CreditLedger:
         """Return whether a new claim of so many tokens would be granted without waiting."""
         if self._is_stopped or self._queues or not self._batching.is_immediate:
             return False
-        outstanding = self.outstanding_tokens
-        return not outstanding or outstanding + tokens <= self._limit_tokens
+        if not self._unused and not self._in_hand:
+            return True
+        return self.outstanding_tokens + tokens <= self._limit_tokens
 
     @property
     def unused_grants(self) -> int:
