@@ -4,11 +4,34 @@ All of them get one token in each step, so a request is known by the step that e
 residue of the steps that take a block for it.
 """
 
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
+from math import sqrt
 
 from pdcluster_simulator.requests import EngineWork
 from pdcluster_worker.engine.block_table import BlockTables
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePace:
+    """Seconds of steps of one batch: of the first, and by how much each is longer than the one
+    before, whose contexts are shorter by a token.
+    """
+
+    first: float
+    more: float
+
+    def seconds(self, num_steps: int) -> float:
+        return num_steps * self.first + self.more * num_steps * (num_steps - 1) / 2
+
+    def num_steps(self, seconds: float) -> int:
+        """Steps that have ended after so many seconds."""
+        seconds += 1e-12 + 1e-9 * self.first  # a sum may be a little less than its parts
+        linear = self.first - self.more / 2
+        if self.more <= 1e-9 * self.first:
+            return int(seconds / self.first)
+        return int((sqrt(linear * linear + 2 * self.more * seconds) - linear) / self.more)
 
 
 class DecodeBatch:

@@ -6,9 +6,9 @@ request ends or a message comes.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
-from pdcluster_simulator.decode_batch import DecodeBatch
+from pdcluster_simulator.decode_batch import DecodeBatch, DecodePace
+from pdcluster_simulator.engine_owner import EngineOwner
 from pdcluster_simulator.events import Machine, SimulatedTime, Work
 from pdcluster_simulator.pool import CountedPool
 from pdcluster_simulator.requests import EngineWork
@@ -21,29 +21,6 @@ from pdcluster_worker.engine.request import Scheduled, Status, ends_by_length
 from pdcluster_worker.engine.scheduler.base import Schedule, is_decode
 from pdcluster_worker.engine.scheduler.policies import make_scheduler
 from pdcluster_worker.messages.engine_settings import DelayerSettings, EngineSettings
-
-
-class EngineOwner(Protocol):
-    """Takes the events of an engine, at the time of its queue."""
-
-    def on_token(self, request: EngineWork) -> None:
-        """A request's first token here, of its prompt or of one that a peer has computed."""
-
-    def on_gaps(self, seconds: float, number: int) -> None:
-        """So many tokens came so long after the ones before them."""
-
-    def on_end(self, request: EngineWork) -> None:
-        """It has its last token, and its blocks are free."""
-
-    def on_computed(self, request: EngineWork, num_tokens: int) -> None:
-        """So many more tokens of a prompt for a peer are computed."""
-
-    def on_failed(self, request: EngineWork, reason: str) -> None:
-        """It can never run here."""
-
-    def on_freed(self) -> None:
-        """Blocks have come free."""
-
 
 Message = Callable[[], None]
 
@@ -75,10 +52,11 @@ class SimulatedEngine:
         self._starts_alone = settings.scheduler.name != "request-level"
         # A scheduler of turns decides by the step before.
         self._has_turns = settings.scheduler.name == "simple-chunking"
-        self._messages: list[Message] = []
+        self._messages: list[tuple[Message, Message | None]] = []
+        self._answers: list[Message] = []
         self._work: Work | None = None
         self._num_steps = 0  # of decodes alone that the work is; 0 = a step of the scheduler
-        self._step_seconds = 0.0
+        self._pace = DecodePace(0.0, 0.0)
         self._begun = 0.0
         self._new: dict[EngineWork, None] = {}  # decodes that have had no step in the batch
         self._is_turning = False
@@ -86,9 +64,12 @@ class SimulatedEngine:
 
     # --- messages ---------------------------------------------------------------------------------
 
-    def post(self, message: Message) -> None:
-        """Handle it at the end of the step in hand; at once in an engine that rests."""
-        self._messages.append(message)
+    def post(self, message: Message, answer: Message | None = None) -> None:
+        """Handle it at the end of the step in hand; at once in an engine that rests.
+
+        answer: called when the engine's outputs come after that: those of a step come at its end
+        """
+        self._messages.append((message, answer))
         if self._is_turning:
             return
         if self._work is None:
@@ -184,12 +165,21 @@ class SimulatedEngine:
         self._is_turning = True
         while self._messages:
             messages, self._messages = self._messages, []
-            for message in messages:
+            for message, answer in messages:
                 message()
+                if answer is not None:
+                    self._answers.append(answer)
         self._begin()
         self._is_turning = False
-        if self._messages and self._num_steps > 1:
+        if self._work is None:
+            self._answer()
+        elif self._messages and self._num_steps > 1:
             self._cut()
+
+    def _answer(self) -> None:
+        answers, self._answers = self._answers, []
+        for answer in answers:
+            answer()
 
     def _begin(self) -> None:
         scheduler = self.scheduler
@@ -212,35 +202,41 @@ class SimulatedEngine:
 
     def _decode(self) -> None:
         decodes = self.decodes
-        num_steps = decodes.num_possible(decodes.num_steps_left)
+        num_steps = decodes.num_possible(1 if self._answers else decodes.num_steps_left)
         if num_steps == 0:
             self._schedule()  # which preempts
             return
-        middle = decodes.context + len(decodes) * (num_steps - 1) / 2
-        seconds = self._times.decode_seconds(len(decodes), middle)
-        self._num_steps, self._step_seconds, self._begun = num_steps, seconds, self._queue.now
-        self._work = self._machine.start(seconds * num_steps, self._decoded)
+        self._pace = pace = DecodePace(
+            self._times.decode_seconds(len(decodes), decodes.context),
+            self._times.context_seconds * len(decodes),
+        )
+        self._num_steps, self._begun = num_steps, self._queue.now
+        self._work = self._machine.start(pace.seconds(num_steps), self._decoded)
 
     def _num_done(self) -> int:
         if self._work is None:
             return 0
-        return min(self._num_steps, int(self._machine.elapsed(self._work) / self._step_seconds))
+        return min(self._num_steps, self._pace.num_steps(self._machine.elapsed(self._work)))
 
     def _cut(self) -> None:
         """End with the step in hand."""
         num_steps = self._num_done() + 1
         if num_steps < self._num_steps and self._work is not None:
             self._num_steps = num_steps
-            self._machine.cut(self._work, num_steps * self._step_seconds)
+            self._machine.cut(self._work, self._pace.seconds(num_steps))
 
     def _decoded(self) -> None:
         number, decodes, now = self._num_steps, self.decodes, self._queue.now
         self._work, self._num_steps, self._is_turning = None, 0, True
         seconds = (now - self._begun) / number  # longer than alone where others compute too
-        first = self._begun + seconds
+        share = self._pace.first / self._pace.seconds(number)
+        first = self._begun + (now - self._begun) * share
         for request in self._new:
             self._owner.on_gaps(first - request.last_token, 1)
-        self._owner.on_gaps(seconds, number * len(decodes) - len(self._new))
+        num_rest = number * len(decodes) - len(self._new)
+        if num_rest:
+            left = number * len(decodes) * seconds - len(self._new) * (first - self._begun)
+            self._owner.on_gaps(left / num_rest, num_rest)
         self._new.clear()
         self.totals.num_steps += number
         self.totals.busy_seconds += number * seconds
@@ -248,6 +244,7 @@ class SimulatedEngine:
         decodes.advance(number)
         self.scheduler.completed(len(decodes), seconds)
         self._end_all(decodes.ended())
+        self._answer()
         self._turn()
 
     def _schedule(self) -> None:
@@ -324,6 +321,7 @@ class SimulatedEngine:
                 self._join(item.request)
         self.scheduler.completed(work.rows, seconds)
         self._end_all([*self.decodes.ended(), *ended])
+        self._answer()
         self._turn()
 
     def _sampled(self, request: EngineWork, item: Scheduled, ended: list[EngineWork]) -> None:

@@ -187,25 +187,34 @@ class RemotePrefills:
 
     def _chosen(self, pending: PendingRequest, prefill: ClusterWorker) -> None:
         pending.prefill = prefill
-        pending.worker.engine.post(lambda: self._receive(pending))
+        pending.worker.engine.post(
+            lambda: self._receive(pending), lambda: self._received_blocks(pending)
+        )
 
     def _receive(self, pending: PendingRequest) -> None:
-        worker, prefill = pending.worker, pending.prefill
-        if pending.has_left or prefill is None:
+        if pending.has_left:
             return
         work = pending.work = EngineWork.of(pending.request, self._queue.now)
-        work.peer = pending
+        work.peer, pending.needed_blocks, pending.fault = pending, 0, ""
         try:
-            needed = worker.engine.receive(work)
+            pending.needed_blocks = pending.worker.engine.receive(work)
         except ValueError as e:
+            pending.fault = str(e)
+
+    def _received_blocks(self, pending: PendingRequest) -> None:
+        """The engine has answered: go on at the prefill worker, or give its credit back."""
+        worker, prefill, work = pending.worker, pending.prefill, pending.work
+        if pending.has_left or prefill is None or work is None:
+            return
+        if pending.fault:
             self._give_back(pending)
             self._leave_queue(pending)
-            self.on_failed(pending, str(e))
+            self.on_failed(pending, pending.fault)
             return
-        if needed:
+        if pending.needed_blocks:
             self._give_back(pending)
-            pending.needed_blocks = needed
             worker.short_of_blocks.append(pending)
+            self.on_freed(worker)  # some may have come free meanwhile
             return
         self._leave_queue(pending)
         now, request = self._queue.now, pending.request
@@ -295,14 +304,13 @@ class RemotePrefills:
             pending.worker.engine.release(pending.work)
 
     def _arrived(self, pending: PendingRequest) -> None:
-        """All KV is acknowledged: the decode worker goes on, and the blocks here are free."""
-        self._release_prefill(pending)
-        work = pending.work
-        assert work is not None
-        hop = self._times.hop_seconds
+        """All KV is acknowledged: the prefill engine sees it at its next step, and says so."""
+        self._release_prefill(pending, lambda: self._done(pending))
+
+    def _done(self, pending: PendingRequest) -> None:
+        hop, engine = self._times.hop_seconds, pending.worker.engine
         self._queue.at(
-            self._queue.now + hop,
-            lambda _: pending.worker.engine.post(lambda: self._received(pending)),
+            self._queue.now + hop, lambda _: engine.post(lambda: self._received(pending))
         )
 
     def _received(self, pending: PendingRequest) -> None:
@@ -310,14 +318,16 @@ class RemotePrefills:
         if work is not None and work.status is Status.RECEIVING:
             pending.worker.engine.received(work)
 
-    def _release_prefill(self, pending: PendingRequest) -> None:
+    def _release_prefill(
+        self, pending: PendingRequest, answer: Callable[[], None] | None = None
+    ) -> None:
         prefill, work = pending.prefill, pending.prefill_work
         if prefill is None or work is None:
             return
         prefill.num_active -= 1
         pending.prefill_work = None
         if work.status is Status.SENDING:
-            prefill.engine.post(lambda: prefill.engine.release(work))
+            prefill.engine.post(lambda: prefill.engine.release(work), answer)
 
 
 def _ledger(worker: ClusterWorker) -> CreditLedger:

@@ -134,6 +134,7 @@ class PendingRequest:
     prefill_work: EngineWork | None = None
     claimed: list[ClusterWorker] = field(default_factory=list)
     needed_blocks: int = 0
+    fault: str = ""
     has_left: bool = False
 
     @property
