@@ -27,10 +27,11 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp())
     chosen = random.Random(options.seed)
     found = misses = 0
+    written: set[int] = set()
     try:
         for number in range(options.kills):
             kill_a_writer(folder, number, chosen.uniform(0.0, 0.03))
-            whole, torn, wrong = check(folder)
+            whole, torn, wrong = check(folder, written)
             found, misses = found + whole, misses + torn
             if wrong:
                 print(f"kill {number}: {wrong} wrong blocks")
@@ -83,10 +84,15 @@ def write(folder: Path, seed: int, ready: int) -> None:
         tier.write(chosen.randrange(tier.facts.num_slots), number.to_bytes(32, "big"), block)
 
 
-def check(folder: Path) -> tuple[int, int, int]:
-    """Blocks that are whole, that are misses, and that are other than their key says."""
+def check(folder: Path, written: set[int]) -> tuple[int, int, int]:
+    """Blocks that are whole, that are misses, and that are other than their key says.
+
+    written: slots that held a block before; one that holds none now is a miss.
+    """
     tier, target = open_tier(folder), memoryview(bytearray(BLOCK_BYTES))
-    whole = torn = wrong = 0
+    slots = {slot for slot, _ in tier.facts.stored}
+    whole, torn, wrong = 0, len(written - slots), 0
+    written |= slots
     for slot, key in tier.facts.stored:
         if not tier.read(slot, key, target):
             torn += 1

@@ -131,7 +131,12 @@ class Bench:
         for name in VARIANTS:
             pairs = zip(answers[name].tokens, expected, strict=True)
             same = sum(mine == theirs for mine, theirs in pairs)
-            print(f"round {number} {name}: {same} of {len(expected)} answers equal", flush=True)
+            ttft = 1e3 * answers[name].ttft_p50
+            print(
+                f"round {number} {name}: TTFT p50 {ttft:.0f} ms, {same} of {len(expected)} answers "
+                "equal",
+                flush=True,
+            )
         return answers
 
     def cost(self, number: int) -> dict[str, float]:

@@ -7,6 +7,8 @@ in the answers, so a rule without a case fails.
 
 from dataclasses import dataclass
 
+from tests.apiserver.cel_kv_tiers import list_cases
+from tests.apiserver.cel_kv_tiers import role_cases as tier_cases
 from tests.apiserver.cel_scheduling import OBJECT_CASES, Case, scheduling_cases
 from tests.apiserver.cel_stock_engines import STOCK_CASES, role_cases
 from tests.schema.object_cases import (
@@ -354,6 +356,10 @@ SPECULATING = {
 """Places of engine.speculation, and what else an object needs that has it there."""
 
 
+TIERED = SPECULATING | {"spec.engine": SAME}
+"""Places of engine.kvTiers, likewise."""
+
+
 def speculation_rules(place: str) -> list[Case]:
     """Rules of engine.speculation, in one place."""
     field, base = f"{place}.speculation", SPECULATING[place]
@@ -383,6 +389,12 @@ RULES: list[Case | Rule] = [
     *OBJECT_CASES,
     *STOCK_CASES,
     *(rule for place in SPECULATING for rule in speculation_rules(place)),
+    *(case for place, base in TIERED.items() for case in list_cases(place, base)),
+    *(
+        case
+        for role in ("prefill", "decode", "mixed")
+        for case in tier_cases(role, TIERED[f"spec.roles.{role}.engine"])
+    ),
     *(
         Rule(
             "spec.accelerators{}",

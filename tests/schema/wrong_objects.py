@@ -884,7 +884,7 @@ BAD = [
     ),
     InvalidObject(
         at("spec.engine.kvTiers", [{"type": "disk", "size": 1, "path": "kv"}]),
-        "spec.engine.kvTiers[0].path: ",
+        "spec.engine.kvTiers[0].path: 'kv' is no absolute path of a folder; begin it with /, and",
         "spec.engine.kvTiers[0].path",
     ),
     InvalidObject(

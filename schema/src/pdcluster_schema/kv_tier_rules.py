@@ -4,17 +4,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR
-from pdcluster_schema.engine_rules import engine_rule, given, value_or_default
+from pdcluster_schema.engine_rules import engine_rule, value_or_default
 from pdcluster_schema.kv_tiers import host_bytes
 from pdcluster_schema.quantities import number_of
 from pdcluster_schema.section import Rule
+
+# two lists of sections are of two types, which `or` does not take
+_NONE = "!(role.?engine.?kvTiers.hasValue() || self.?engine.?kvTiers.hasValue())"
 
 
 def kv_tier_rules(role: str) -> Iterator[Rule]:
     yield engine_rule(
         role,
         "kvTiers",
-        f"!{given('kvTiers')}.hasValue() || {value_or_default('prefixCaching')}",
+        f"{_NONE} || {value_or_default('prefixCaching')}",
         lambda engine, _: not engine.kv_tiers or engine.prefix_caching,
         ("holds cached prefixes, and prefixCaching is false", "leave one of them out"),
     )
@@ -24,7 +27,7 @@ def kv_tier_rules(role: str) -> Iterator[Rule]:
     yield engine_rule(
         role,
         "kvTiers",
-        f"!{given('kvTiers')}.hasValue() || {ranks} == 1 || "
+        f"{_NONE} || {ranks} == 1 || "
         f"{value_or_default('device')} == 'cpu' || "
         f"self.roles.{role}.pools.all(p, p.gpu == '{NO_ACCELERATOR}')",
         lambda engine, gpus: not engine.kv_tiers or not _splits_device(engine, gpus),

@@ -1,5 +1,6 @@
 """The list `engine.kvTiers`: memory below the KV blocks of our own engine."""
 
+import re
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
@@ -11,9 +12,25 @@ from pdcluster_schema.values import Text
 HOST: Final = "host"
 DISK: Final = "disk"
 
-_PATH = "^/[-A-Za-z0-9._/]+$"
+_PATH = "/[-A-Za-z0-9._/]+"
+_NO_FOLDER = "is no absolute path of a folder"
+_ABSOLUTE = "begin it with /, and use letters, digits, '-', '.', '_' and '/'"
 _ORDER = "must be one host, one disk, or one host and then one disk"
 _FIX = "leave the list or a tier out, or give host before disk"
+
+
+def _check_path(path: str) -> str:
+    if re.fullmatch(_PATH, path) is None:
+        raise rule(f"{path!r} {_NO_FOLDER}", _ABSOLUTE)
+    return path
+
+
+Path = Annotated[
+    Text,
+    Field(max_length=253),
+    AfterValidator(_check_path),
+    Crd(Cel(f"self.matches('^{_PATH}$')", f"{_NO_FOLDER}: {_ABSOLUTE}")),
+]
 
 
 class KvTierSpec(SpecSection):
@@ -27,7 +44,7 @@ class KvTierSpec(SpecSection):
     """
     size: Quantity
     """Memory or disk of one worker, such as 64Gi. Memory counts to resources of the role."""
-    path: Annotated[Text, Field(pattern=_PATH, max_length=253)] | None = None
+    path: Path | None = None
     """Folder of a disk tier. In a pod it is an emptyDir of that size, unless a podTemplate mounts a
     volume there; it holds KV of prompts, so mount none that others read. For type disk, which needs
     it.
