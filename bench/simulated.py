@@ -50,7 +50,7 @@ class Row:
 
     @property
     def errors(self) -> list[float]:
-        """Of each name."""
+        """Relative errors, by `NAMES`."""
         pairs = zip(self.simulated, self.measured, strict=True)
         return [simulated / measured - 1.0 for simulated, measured in pairs]
 

@@ -23,8 +23,14 @@ from tests.simulator.small_clusters import (
 
 REMOTE = {"offload": {"prefillLengthThreshold": 0, "prefillQueueMax": 1000}}
 ORCA = {"scheduler": "orca", "maxBatchedTokens": 512}
+SHEDDING = {
+    "admission": {"maxQueuedRequests": 4},
+    "earlyRejection": {"enabled": True},
+    "lowPriority": {"thresholdMilliseconds": 60},
+}
 LOCAL = {"offload": {"prefillLengthThreshold": 100_000, "decodeLoadThreshold": 100_000}}
 
+SHED = ("waited_too_long", "displaced")
 requests = st.builds(
     TraceRequest,
     st.floats(0.0, 3.0),
@@ -42,6 +48,8 @@ clusters = st.sampled_from(
         {"roles": {"prefill": 1, "decode": 2, "router": 1}},
         {"roles": {"mixed": 2}, "engine": {"scheduler": "sarathi"}},
         {"roles": {"prefill": 1, "decode": 1}, "routing": REMOTE, "engine": ORCA},
+        {"roles": {"prefill": 1, "decode": 1}, "routing": REMOTE, "qos": SHEDDING},
+        {"roles": {"mixed": 1}, "qos": SHEDDING},
     )
 )
 
@@ -75,7 +83,9 @@ def test_each_request_ends_once_and_all_adds_up(trace: ArrivalTrace, given_clust
     for each in complete:
         assert each.arrival < each.first <= each.end
     made = sum(worker.engine.totals.output_tokens for worker in cell.workers.values())
-    assert made == sum(each.output_tokens for each in complete)
+    # A prompt may be shed while its first token is made.
+    num_shed = sum(each in SHED for each in recorder.refusals.elements())
+    assert 0 <= made - sum(each.output_tokens for each in complete) <= num_shed
     assert recorder.gaps.number == sum(each.output_tokens - 1 for each in complete)
     for worker in cell.workers.values():
         assert worker.engine.pool.num_available == worker.engine.settings.num_blocks
@@ -144,6 +154,19 @@ def test_a_full_queue_refuses():
 
     assert result.recorder.outcomes == {"complete": 2, "refused": 3}
     assert result.recorder.refusals == {"queue_full": 3}
+
+
+@pytest.mark.parametrize("routing", [LOCAL, REMOTE])
+def test_low_priority_is_shed_and_displaced(routing: dict[str, Any]):
+    rows = [TraceRequest(0.001 * n, 64, 2, 100) for n in range(5)]
+    rows.append(TraceRequest(0.01, 64, 2, -100))
+    cluster = make_cluster(qos=SHEDDING, routing=routing)
+    recorder = run(ArrivalTrace(rows), cluster).recorder
+
+    # Four of low priority fit, the last of them gives way, and what waits for 60 ms is shed.
+    assert recorder.refusals["queue_full"] == 1
+    assert recorder.refusals["displaced"] == 1
+    assert recorder.outcomes["complete"] + recorder.refusals["waited_too_long"] == 4
 
 
 def test_shared_prefixes_are_computed_once():

@@ -1,7 +1,6 @@
 """Admission of requests at a decode worker: bounds of its queue, priorities, what low ones lose.
 
-`serving.decode.admission_control` does the same beside its connections.  Requests of low priority
-that wait too long, or give way to one of high priority, are not taken out of the queue here.
+`serving.decode.admission_control` does the same beside its connections.
 """
 
 from dataclasses import dataclass
@@ -19,6 +18,22 @@ from pdcluster_worker.routing.qos.load_shedding import (
     tier_of,
 )
 
+QUEUE_FULL = "queue_full"
+
+
+def shed_after(policy: PolicyConfig, request: SimulatedRequest) -> float | None:
+    """Seconds after which a request without a first token is shed; None = it is not."""
+    low = policy.low_priority
+    is_shed = low.past_threshold == "Shed" and tier_of(request.priority) == "low"
+    if not is_shed or low.threshold_milliseconds is None:
+        return None
+    return low.threshold_milliseconds / 1e3
+
+
+def may_displace(policy: PolicyConfig, request: SimulatedRequest) -> bool:
+    """Return whether it may take the place of one of low priority in a full queue."""
+    return policy.early_rejection.enabled and tier_of(request.priority) == "high"
+
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
@@ -29,7 +44,7 @@ class Admitted:
 
 
 def admit(policy: PolicyConfig, worker: ClusterWorker, request: SimulatedRequest) -> Admitted | str:
-    """A code of `LoadRefusal`, or `queue_full`, where it is refused."""
+    """A code of `LoadRefusal`, or `QUEUE_FULL`, where it is refused."""
     tier = tier_of(request.priority)
     if tier == "low":
         slo, estimate = _slo(policy), _estimate(worker)
@@ -37,7 +52,7 @@ def admit(policy: PolicyConfig, worker: ClusterWorker, request: SimulatedRequest
         if refused is not None:
             return refused.code
     if full(policy.admission, worker.num_waiting, worker.waiting_tokens, request.prompt_tokens):
-        return "queue_full"
+        return QUEUE_FULL
     if tier != "low":
         return Admitted(request.output_tokens)
     loss = degradation(policy, tier, pressure(estimate, slo))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from random import Random
 
 from pdcluster_schema.policy import PolicyConfig
-from pdcluster_simulator.admission import admit
+from pdcluster_simulator.admission import QUEUE_FULL, Admitted, admit, may_displace, shed_after
 from pdcluster_simulator.events import SimulatedTime
 from pdcluster_simulator.ingress import Members, SimulatedIngress
 from pdcluster_simulator.remote_prefill import Network, RemotePrefills
@@ -126,6 +126,8 @@ class Cell:
     def _dispatch(self, pending: PendingRequest) -> None:
         request, worker = pending.request, pending.worker
         admitted = admit(self.policy, worker, request)
+        if admitted == QUEUE_FULL and self._displaces(pending):
+            admitted = Admitted(request.output_tokens)
         if isinstance(admitted, str):
             self._forget(pending)
             self._refuse(request, admitted)
@@ -133,11 +135,14 @@ class Cell:
         request.output_tokens = admitted.output_tokens
         worker.num_active += 1
         worker.num_waiting += 1
+        pending.is_waiting = True
         worker.waiting_tokens += request.prompt_tokens
         worker.counted.arrivals += 1
         worker.counted.arrival_tokens += request.prompt_tokens
         if self._has_priorities:
             worker.meter.joined()
+        if (patience := shed_after(self.policy, request)) is not None:
+            self.queue.at(self.queue.now + patience, self._too_long, pending)
         is_remote = not admitted.is_local and self._goes(pending)
         request.is_remote = is_remote
         if is_remote:
@@ -145,6 +150,34 @@ class Cell:
             self.remote.begin(pending)
         else:
             self._compute_locally(pending)
+
+    def _displaces(self, pending: PendingRequest) -> bool:
+        """Shed the last request of low priority for one of high priority."""
+        low = [
+            each
+            for each in self._running.values()
+            if each.worker is pending.worker and each.is_waiting and each.request.priority > 0
+        ]
+        if not low or not may_displace(self.policy, pending.request):
+            return False
+        self._shed(low[-1], "displaced")
+        return True
+
+    def _too_long(self, pending: PendingRequest) -> None:
+        """Shed what has waited too long; alone it makes room for no other."""
+        if not pending.is_waiting:
+            return
+        if pending.worker.num_waiting > 1:
+            self._shed(pending, "waited_too_long")
+        elif (patience := shed_after(self.policy, pending.request)) is not None:
+            self.queue.at(self.queue.now + patience, self._too_long, pending)
+
+    def _shed(self, pending: PendingRequest, code: str) -> None:
+        engine, work = pending.worker.engine, pending.work
+        self.remote.drop(pending)
+        if work is not None:
+            engine.post(lambda: engine.abort(work))
+        self._on_failed(pending, code)
 
     def _goes(self, pending: PendingRequest) -> bool:
         """Decide for a prefill worker; see `serving.decode.offload_decider`."""
@@ -220,6 +253,8 @@ class Cell:
 
     def on_local_first(self, work: EngineWork) -> None:
         pending: PendingRequest = work.peer
+        if pending.has_left:  # the engine has not read yet that it was shed
+            return
         pending.request.cached_tokens = work.num_cached_tokens
         began = work.scheduled_seconds
         seconds = None if began is None else self.queue.now - began
@@ -232,6 +267,7 @@ class Cell:
 
     def _first(self, pending: PendingRequest, side: str, seconds: float | None) -> None:
         request, worker, now = pending.request, pending.worker, self.queue.now
+        pending.is_waiting = False
         ingress = self._ingress_of[request]
         ingress.on_first_token(request, worker)
         hop = 0.0 if ingress.worker is worker else self.times.hop_seconds
@@ -259,7 +295,8 @@ class Cell:
     def on_last(self, work: EngineWork) -> None:
         pending: PendingRequest = work.peer
         pending.work = work.peer = None  # no cycle is left
-        self._end(pending)
+        if not pending.has_left:
+            self._end(pending)
 
     def _end(self, pending: PendingRequest) -> None:
         request, worker, now = pending.request, pending.worker, self.queue.now
@@ -285,6 +322,7 @@ class Cell:
         worker, request = pending.worker, pending.request
         worker.num_active -= 1
         worker.num_waiting -= 1
+        pending.is_waiting = False
         worker.waiting_tokens -= request.prompt_tokens
         if self._has_priorities:
             worker.meter.left(has_started=False)

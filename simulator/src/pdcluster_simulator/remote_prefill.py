@@ -255,11 +255,28 @@ class RemotePrefills:
         if worker.credit_queue.num_requests:
             self._queue.at(self._queue.now, self._again, worker)
 
+    def drop(self, pending: PendingRequest) -> None:
+        """Forget a request without a first token, wherever it is."""
+        worker, request_id = pending.worker, pending.request.request_id
+        claimed, prefill, work = pending.claimed, pending.prefill, pending.prefill_work
+        pending.claimed, pending.prefill, pending.prefill_work = [], None, None
+        if pending in worker.short_of_blocks:
+            worker.short_of_blocks.remove(pending)
+        known = claimed if prefill is None or prefill in claimed else [*claimed, prefill]
+        for each in known:
+            self._deliver(each, _ledger(each).release(worker.key, request_id))
+            self._deliver(each, _ledger(each).finish(worker.key, request_id))
+        if prefill is not None and work is not None:
+            prefill.num_active -= 1
+            prefill.engine.post(lambda: prefill.engine.abort(work))
+        self._leave_queue(pending)
+
     # --- the prompt, and its KV -------------------------------------------------------------------
 
     def _prefill(self, pending: PendingRequest) -> None:
         prefill = pending.prefill
-        assert prefill is not None
+        if prefill is None:  # it was dropped meanwhile
+            return
         request, size = pending.request, prefill.engine.settings.block_size
         num_blocks = -(-request.prompt_tokens // size) - request.cached_tokens // size
         work = EngineWork.of(request, self._queue.now, num_blocks)
@@ -270,7 +287,8 @@ class RemotePrefills:
     def on_computed(self, work: EngineWork, num_tokens: int) -> None:
         """A chunk is computed: its full blocks are on their way, all of it with the last one."""
         pending: PendingRequest = work.peer
-        assert pending.prefill is not None
+        if pending.prefill is None:
+            return
         size = pending.prefill.engine.settings.block_size
         done = min(work.num_computed_tokens, work.num_prompt_tokens)
         whole = done if done == work.num_prompt_tokens else done // size * size
@@ -283,7 +301,8 @@ class RemotePrefills:
         """The prefill worker has made the first token, and sends the rest of the KV."""
         pending: PendingRequest = work.peer
         prefill, now = pending.prefill, self._queue.now
-        assert prefill is not None
+        if prefill is None:
+            return
         request_id, key = pending.request.request_id, pending.worker.key
         self._deliver(prefill, _ledger(prefill).finish(key, request_id))
         self._queue.at(now + self._times.hop_seconds, self._first, pending)
@@ -292,6 +311,8 @@ class RemotePrefills:
             self._queue.at(arrival, self._arrived, pending)
 
     def _first(self, pending: PendingRequest) -> None:
+        if pending.has_left:
+            return
         if pending.work is not None:
             pending.work.last_token = self._queue.now
         if pending.request.output_tokens == 1:

@@ -136,6 +136,7 @@ class PendingRequest:
     needed_blocks: int = 0
     fault: str = ""
     has_left: bool = False
+    is_waiting: bool = False  # at its worker, for its first token
 
     @property
     def is_idle(self) -> bool:

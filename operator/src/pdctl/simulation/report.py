@@ -33,8 +33,9 @@ def left_out(model: ClusterModel) -> list[str]:
             policy.decode_score.queue_threshold_tokens is not None
         ),
         "routing.racing": policy.racing.enabled,
-        "qos.lowPriority.thresholdMilliseconds": (
+        "qos.lowPriority.pastThreshold": (
             policy.low_priority.threshold_milliseconds is not None
+            and policy.low_priority.past_threshold != "Shed"
         ),
         "qos.estimation.rejectUnmeetable": policy.estimation.reject_unmeetable,
         "qos.tenants": bool(policy.tenants),
