@@ -130,6 +130,10 @@ CASES = {
         'pdcluster_fences_overdue{pod="a"} 1',
         'pdcluster_fences_overdue{pod="a"} 0',
     ),
+    "PDClusterKVTierStopped": (
+        'pdcluster_kv_tier_stopped{pod="a",tier="disk"} 1',
+        'pdcluster_kv_tier_stopped{pod="a",tier="disk"} 0',
+    ),
     "PDClusterKVCacheFull": (
         f"pdcluster_kv_cache_usage_ratio{DECODE} 0.99",
         f"pdcluster_kv_cache_usage_ratio{DECODE} "
