@@ -150,6 +150,7 @@ async def test_overview_is_made_once_a_second_for_all_browsers(rig: Rig) -> None
             "kv_bytes": 1000,
             "remote_prefills": 1,
             "local_prefills": 1,
+            "tiers": [],
         },
     }
 
