@@ -10,6 +10,17 @@ from pdcluster_simulator.run import Options, Result, simulate
 from pdcluster_simulator.step_model import FORMAT, StepModel
 from pdcluster_simulator.trace import ArrivalTrace, TraceRequest
 
+Arrival = tuple[float, int, int]
+"""Its second, and the tokens of its prompt and answer."""
+
+
+def apart(found: list[Arrival]) -> list[Arrival]:
+    """In order, and none at the end of a step, where either may go first."""
+    return [
+        (at / 1e4 + 3.7e-7 * (number + 1), prompt, output)
+        for number, (at, prompt, output) in enumerate(sorted(found))
+    ]
+
 
 def make_times(**changes: Any) -> StepModel:
     """10 ms a step, and 0.1 ms for each token."""

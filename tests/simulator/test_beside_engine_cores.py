@@ -20,7 +20,15 @@ from pdcluster_worker.engine.request import Batch
 from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token, TransferTarget
-from tests.simulator.small_clusters import make_cluster, make_model, make_times, make_trace, run
+from tests.simulator.small_clusters import (
+    Arrival,
+    apart,
+    make_cluster,
+    make_model,
+    make_times,
+    make_trace,
+    run,
+)
 from tests.worker.fake_network import FakeNetwork, FakeTransport
 from tests.worker.fake_runner import FakeRunner
 
@@ -37,7 +45,6 @@ ROUTING = {
     "offload": {"prefillLengthThreshold": 64, "prefillQueueMax": 1000, "decodeLoadThreshold": 1000},
     "credits": {"batchesAhead": 64.0},
 }
-Arrival = tuple[float, int, int]
 
 
 class TimedRunner(FakeRunner):
@@ -205,11 +212,10 @@ def test_two_prompts_at_the_prefill_worker_and_one_at_home():
 @settings(max_examples=40, deadline=None)
 @given(
     arrivals=st.lists(
-        st.tuples(st.floats(0.0, 0.8), st.integers(1, 200), st.integers(2, 40)),
+        st.tuples(st.integers(0, 8000), st.integers(1, 200), st.integers(2, 40)),
         min_size=1,
         max_size=12,
-        unique_by=lambda each: each[0],
-    ).map(sorted)
+    ).map(apart)
 )
 def test_times_are_those_of_real_engine_cores(arrivals: list[Arrival]):
     check(arrivals)

@@ -11,7 +11,7 @@ from pdcluster_simulator.events import OwnMachine, SharedMachine, SimulatedTime
 from pdcluster_simulator.requests import EngineWork, SimulatedRequest
 from pdcluster_simulator.step_model import StepModel
 from pdcluster_worker.messages.engine_settings import EngineSettings, SchedulerSettings
-from tests.simulator.small_clusters import make_times
+from tests.simulator.small_clusters import Arrival, apart, make_times
 
 SCHEDULERS = ("continuous", "sarathi", "prefill-first", "orca", "request-level", "simple-chunking")
 
@@ -55,9 +55,6 @@ class SteppedEngine(SimulatedEngine):
             self._schedule()
 
 
-Arrival = tuple[float, int, int]
-
-
 def run_engine(
     cls: type[SimulatedEngine],
     arrivals: list[Arrival],
@@ -90,8 +87,10 @@ def run_engine(
 
 
 arrival_lists = st.lists(
-    st.tuples(st.floats(0.0, 0.6), st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=12
-).map(sorted)
+    st.tuples(st.integers(0, 6000), st.integers(1, 40), st.integers(1, 40)),
+    min_size=1,
+    max_size=12,
+).map(apart)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
