@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = (
     "tests/contract",
     "tests/schema",
+    "tests/simulator",
     "tests/operator/pdcluster_api",
     "tests/operator/pdcluster_operator",
     "tests/operator/pdctl/bench",

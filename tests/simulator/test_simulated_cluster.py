@@ -132,6 +132,23 @@ def test_a_prefill_worker_takes_prompts_one_batch_ahead():
     assert ttft == pytest.approx([0.0164, 0.0328, 0.0492])
 
 
+def test_requests_that_wait_for_blocks_are_no_queue_of_the_prefill_workers():
+    cluster = make_cluster(engine={"numBlocks": 8, "maxModelLen": 112}, routing=REMOTE)
+    model = make_model(trace := make_trace(*((0.0, 80, 20) for _ in range(4))), cluster)
+    time, recorder = SimulatedTime(), Recorder()
+    cell = ClusterBuilder(model, time, recorder).start()
+    for request in trace.simulated(16):
+        cell.arrive(request)
+    time.run(0.05)
+    load = cell.workers["decode-x-0"].measured()
+
+    # One decodes, one has had a credit and waits for blocks, two wait for a credit.
+    assert (load.num_waiting, load.waiting_tokens) == (1, 80)
+    assert load.credit_queue_requests == 2
+    time.run(60.0)
+    assert recorder.outcomes == {"complete": 4}
+
+
 def test_preempted_requests_are_computed_again():
     cluster = make_cluster({"mixed": 1}, {"numBlocks": 8, "maxModelLen": 112})
     result = run(make_trace((0.0, 40, 60), (0.0, 40, 60)), cluster)
@@ -182,6 +199,7 @@ def test_shared_prefixes_are_computed_once():
     assert shared == pytest.approx([0.0164, 0.0116, 0.0116])  # all but the last block of 16
 
 
+@pytest.mark.processes
 def test_cells_take_requests_in_turn_and_are_put_together():
     trace = make_trace(*((0.1 * n, 50, 10) for n in range(30)))
     one = run(trace, num_cells=3)

@@ -180,12 +180,13 @@ class SimulatedAutoscaler:
         )
         busy = min(1.0, max(0.0, totals.busy_seconds - seen.busy) / seconds)
         engine, is_ingress = worker.engine, worker.role != "prefill"
+        num_short, short_tokens = worker.waiting_for_blocks
         return WorkerSample(
             worker.key,
             num_requests_running=float(engine.num_running),
-            num_requests_waiting=float(engine.num_waiting),
-            prefill_queue_requests=float(worker.credit_queue.num_requests),
-            prefill_queue_tokens=float(worker.credit_queue.num_tokens),
+            num_requests_waiting=float(engine.num_waiting + num_short),
+            prefill_queue_requests=float(worker.credit_queue.num_requests - num_short),
+            prefill_queue_tokens=float(worker.credit_queue.num_tokens - short_tokens),
             kv_cache_usage_ratio=1.0 - engine.num_free_blocks / engine.settings.num_blocks,
             engine_busy_ratio=busy,
             request_rate=(counted.arrivals - seen.arrivals) / seconds if is_ingress else None,

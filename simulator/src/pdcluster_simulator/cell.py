@@ -218,12 +218,16 @@ class Cell:
             matched = worker.engine.pool.prefix_cache.match(request.hashes, limit)
             cached = len(matched) * settings.block_size
         requests, tokens, waiting, waiting_tokens = self._sums
-        pending.others = tokens - own.credit_queue_tokens + queue.num_tokens + waiting_tokens
+        num_short, short_tokens = worker.waiting_for_blocks
+        own_tokens = queue.num_tokens - short_tokens
+        pending.others = tokens - own.credit_queue_tokens + own_tokens + waiting_tokens
         to_move = request.prompt_tokens - cached
         return OffloadFacts(
             prompt_tokens=request.prompt_tokens,
             cached_tokens=cached,
-            prefill_queue=requests - own.credit_queue_requests + queue.num_requests + waiting,
+            prefill_queue=(
+                requests - own.credit_queue_requests + queue.num_requests - num_short + waiting
+            ),
             decode_active=worker.num_decoding,
             decode_ratio=1.0 - worker.engine.num_free_blocks / settings.num_blocks,
             transfer_seconds=worker.link_rates.seconds("prefill", to_move),

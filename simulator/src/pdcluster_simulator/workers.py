@@ -78,16 +78,23 @@ class ClusterWorker:
     def measured(self) -> WorkerLoad:
         """Its load now."""
         engine, queue, ledger = self.engine, self.credit_queue, self.ledger
+        num_short, short_tokens = self.waiting_for_blocks
         return WorkerLoad(
             num_running=engine.num_running,
-            num_waiting=engine.num_waiting,
-            waiting_tokens=engine.waiting_tokens,
-            credit_queue_requests=queue.num_requests,
-            credit_queue_tokens=queue.num_tokens,
+            num_waiting=engine.num_waiting + num_short,
+            waiting_tokens=engine.waiting_tokens + short_tokens,
+            credit_queue_requests=queue.num_requests - num_short,
+            credit_queue_tokens=queue.num_tokens - short_tokens,
             free_blocks=engine.num_free_blocks,
             total_blocks=engine.settings.num_blocks,
             credit_tokens=0 if ledger is None else ledger.outstanding_tokens,
         )
+
+    @property
+    def waiting_for_blocks(self) -> tuple[int, int]:
+        """Requests of its credit queue that wait for its own blocks, and their tokens."""
+        short = self.short_of_blocks
+        return len(short), sum(each.request.prompt_tokens for each in short)
 
     def report(self) -> None:
         """Make `load`, and what follows from it, that of now."""

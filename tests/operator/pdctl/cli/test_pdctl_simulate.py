@@ -74,6 +74,7 @@ def test_another_seed_draws_other_arrivals(simulate: Callable[..., Result]):
     assert first == same != other
 
 
+@pytest.mark.processes
 def test_cells_are_as_many_clusters(simulate: Callable[..., Result]):
     output = simulate("--cells", "3", "--processes", "1").output
     assert "6 accelerators in 3 clusters" in output
