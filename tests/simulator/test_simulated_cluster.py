@@ -142,9 +142,9 @@ def test_requests_that_wait_for_blocks_are_no_queue_of_the_prefill_workers():
     time.run(0.05)
     load = cell.workers["decode-x-0"].measured()
 
-    # One decodes, one has had a credit and waits for blocks, two wait for a credit.
-    assert (load.num_waiting, load.waiting_tokens) == (1, 80)
-    assert load.credit_queue_requests == 2
+    # One decodes; each of the others has had a credit, and has given it back for want of blocks.
+    assert (load.num_waiting, load.waiting_tokens) == (3, 240)
+    assert load.credit_queue_requests == load.credit_queue_tokens == 0
     time.run(60.0)
     assert recorder.outcomes == {"complete": 4}
 
