@@ -176,6 +176,23 @@ def test_choices_of_a_killed_worker_go_on_elsewhere(fan, prompts, reference):
     assert moves > 0
 
 
+def test_choices_leave_a_worker_that_drains(fan, prompts, reference):
+    prompt, leaving = prompts(PROMPT), fan.decodes[2]
+    with fan.ingress.client.stream(prompt, n=NUM_CHOICES, max_tokens=LONG) as stream:
+        while len(stream.texts) < NUM_CHOICES:
+            assert stream.next()
+        with fan.cluster.drained_by_command(leaving.name):
+            fan.cluster.wait_state(leaving.name, "drained")
+            stream.read_all()
+    leaving.wait_ready()
+
+    assert (stream.done, stream.error) == (True, None)
+    for index in range(NUM_CHOICES):
+        tokens = tokens_in(stream.texts[index])
+        assert len(tokens) == LONG
+        reference.check_whole(prompt, tokens)
+
+
 def test_client_that_leaves_ends_the_choices_on_every_worker(fan, prompts):
     before = fan.metrics()
     with fan.ingress.client.stream(prompts(PROMPT), n=NUM_CHOICES, max_tokens=1500) as stream:
