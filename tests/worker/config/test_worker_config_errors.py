@@ -100,7 +100,7 @@ BELOW = "maxBatchedTokens (256) is below the longest request of 300 tokens: rais
         ("engine: {kvTiers: [{type: host, size: 0}]}", ">= 1 - at `$.engine.kvTiers[0].size`"),
         (
             "engine: {kvTiers: [{type: host, size: 9}, {type: host, size: 9}]}",
-            "kvTiers must be one host and one disk at most, the host first: leave one out",
+            "kvTiers must be one host, one disk, or one host and then one disk: leave the list",
         ),
         (
             "engine: {prefixCaching: false, kvTiers: [{type: host, size: 9}]}",

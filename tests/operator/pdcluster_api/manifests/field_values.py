@@ -12,7 +12,6 @@ ENGINE_VALUES: dict[str, Any] = {
     "kvCacheMemory": "2Gi",
     "deviceMemoryShare": 0.9,
     "numBlocks": 9,
-    "kvTiers": [{"type": "disk", "size": "1Gi", "path": "/kv"}],
     "threads": 3,
     "dataParallelSize": 2,
     "transport": "nixl",
@@ -46,7 +45,11 @@ ENGINE_VALUES: dict[str, Any] = {
 
 
 SCHEDULING_VALUES: list[dict[str, Any]] = [  # no two of them on one engine
-    {"longPrefillTokenThreshold": 50},
+    {
+        "longPrefillTokenThreshold": 50,
+        "prefixCaching": True,
+        "kvTiers": [{"type": "disk", "size": 1, "path": "/kv"}],
+    },
     {"chunkedPrefill": False},
     {
         "scheduler": "sarathi",

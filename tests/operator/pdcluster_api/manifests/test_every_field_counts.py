@@ -81,7 +81,7 @@ OF_A_PLAN = {  # numbers for a plan before there is an object
 
 DELAYER: dict[str, Any] = ENGINE_VALUES["prefillDelayer"]
 SPECULATION: dict[str, Any] = ENGINE_VALUES["speculation"]
-SECTIONS = ("prefillDelayer", "speculation", "kvTiers")
+SECTIONS = ("prefillDelayer", "speculation")
 
 
 SMALLER = at("spec.qos.degradation.smallerModel", {"name": "small"})

@@ -104,7 +104,7 @@ class EngineConfig(Section, frozen=True):
     kv_cache_memory: Positive = 1 << 30  # ignored with num_blocks
     device_memory_share: Share | None = None  # for weights, KV blocks and steps of a GPU
     num_blocks: Positive | None = None
-    kv_tiers: tuple[KvTierConfig, ...] = ()  # the fastest first
+    kv_tiers: tuple[KvTierConfig, ...] | None = None  # the fastest first
     # 0 = from the cgroup limit; each has a stack and waits at every barrier
     threads: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
     data_parallel_size: Ranks = 1
@@ -164,10 +164,11 @@ class EngineConfig(Section, frozen=True):
             raise ValueError(wrong)
 
     def _check_tiers(self) -> None:
-        if [tier.type for tier in self.kv_tiers] not in ([], ["host"], ["disk"], ["host", "disk"]):
+        types = [tier.type for tier in self.kv_tiers or ()]
+        if self.kv_tiers is not None and types not in (["host"], ["disk"], ["host", "disk"]):
             raise ValueError(
-                "kvTiers must be one host and one disk at most, the host first: leave one out, or "
-                "give host before disk"
+                "kvTiers must be one host, one disk, or one host and then one disk: leave the list "
+                "or a tier out, or give host before disk"
             )
         if self.kv_tiers and not self.prefix_caching:
             raise ValueError(
@@ -176,7 +177,7 @@ class EngineConfig(Section, frozen=True):
 
     @property
     def host_tier_bytes(self) -> int:
-        return sum(tier.size for tier in self.kv_tiers if tier.type == "host")
+        return sum(tier.size for tier in self.kv_tiers or () if tier.type == "host")
 
     @property
     def is_stock(self) -> bool:

@@ -247,7 +247,8 @@ def _share(engine: EngineConfig) -> EngineConfig:
         threads=thread_share(engine),
         kv_cache_memory=max(1, engine.kv_cache_memory // size),
         num_blocks=None if num_blocks is None else num_blocks // size,
-        kv_tiers=tuple(
+        kv_tiers=engine.kv_tiers
+        and tuple(
             msgspec.structs.replace(tier, size=max(1, tier.size // size))
             for tier in engine.kv_tiers
         ),
