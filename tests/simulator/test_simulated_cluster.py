@@ -220,6 +220,13 @@ def test_workers_follow_the_autoscaler():
     assert max(sizes) > 1
     assert any(each.record is not None for each in result.decisions)
     assert result.recorder.outcomes == {"complete": 6000}
+    # Those that start count as workers, and not as idle ones.
+    starting = next(
+        each
+        for each in result.recorder.samples
+        if each.ready["prefill/x"] == 1 < each.replicas["prefill/x"]
+    )
+    assert starting.busy["prefill"] > 0.9
     # A worker is ready no sooner than it has started.
     first = next(each.seconds for each in result.decisions if each.record is not None)
     grown = next(each.seconds for each in result.recorder.samples if each.ready["prefill/x"] > 1)

@@ -164,10 +164,12 @@ def _sample(cell: Cell, seconds: float, busy: dict[str, float], interval: float)
         pool = f"{role}/{worker.pool[1]}"
         running += engine.num_running
         queued[role] = queued.get(role, 0) + engine.num_waiting + worker.credit_queue.num_requests
-        usage.setdefault(role, []).append(1.0 - engine.num_free_blocks / engine.settings.num_blocks)
-        taken = engine.totals.busy_seconds - busy.get(worker.key, 0.0)
-        shares.setdefault(role, []).append(min(1.0, taken / interval))
-        busy[worker.key] = engine.totals.busy_seconds
+        if worker.state is not WorkerState.STARTING:
+            taken = engine.totals.busy_seconds - busy.get(worker.key, 0.0)
+            busy[worker.key] = engine.totals.busy_seconds
+            used = 1.0 - engine.num_free_blocks / engine.settings.num_blocks
+            usage.setdefault(role, []).append(used)
+            shares.setdefault(role, []).append(min(1.0, taken / interval))
         for counts, state in ((ready, WorkerState.READY), (draining, WorkerState.DRAINING)):
             counts[pool] = counts.get(pool, 0) + (worker.state is state)
         is_counted = worker.state is not WorkerState.DRAINING
