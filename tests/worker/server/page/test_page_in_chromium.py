@@ -132,12 +132,15 @@ async def test_it_shows_an_answer_as_it_comes_its_figures_and_where_it_ran(
     await expect(page.locator("#timeline .track")).to_have_count(1)
     await expect(page.locator("#events tr").first).to_contain_text("issued")
     assert rig.backend.calls[-1][1] == "remote"
+    assert rig.spec.sampling.temperature == 0
 
+    await page.get_by_label("Temperature").fill("0.75")
     await page.get_by_label("Max tokens").fill("3")
     await ask(page, "And now?")
     await expect(answer.last).to_contain_text("3 tokens · cut at Max tokens · prefill remote")
     await expect(page.locator("#log article")).to_have_count(4)
     assert "Hello, world!" in rig.prompt()
+    assert rig.spec.sampling.temperature == 0.75
 
 
 async def test_the_keyboard_alone_is_enough(rig: Rig, page: Page) -> None:
@@ -154,7 +157,7 @@ async def test_the_keyboard_alone_is_enough(rig: Rig, page: Page) -> None:
     await expect(page.get_by_label("Message")).to_be_focused()
     assert "Hi\nthere" in rig.prompt()
     for role, name in (
-        *(("combobox", "Prefill"), ("spinbutton", "Max tokens")),
+        *(("combobox", "Prefill"), ("spinbutton", "Max tokens"), ("spinbutton", "Temperature")),
         *(("button", "Clear"), ("button", "Send")),
     ):
         await page.keyboard.press("Tab")

@@ -1,5 +1,7 @@
 // The chat box.
-import { $, amount, call, html, isUnanswered, messageOf, milliseconds, seen } from "./api.js";
+import {
+  $, amount, call, html, isUnanswered, messageOf, milliseconds, seen, sentence,
+} from "./api.js";
 import { showTrace } from "./trace.js";
 
 let messages = [];
@@ -43,7 +45,7 @@ async function ask(text) {
     await read(response, answer, measured);
   } catch (error) {
     const aborted = error.name === "AbortError";
-    problem = isUnanswered(error) ? "The connection broke off" : error.message;
+    problem = isUnanswered(error) ? "the connection broke off" : error.message;
     if (aborted) problem = "Stopped";
   }
   answer.setAttribute("aria-busy", "false");
@@ -71,6 +73,7 @@ function post() {
       stream: true,
       stream_options: { include_usage: true },
       max_tokens: Number($("most").value),
+      temperature: Number($("temperature").value),
       pdcluster: { prefill: $("place").value },
     }),
   });
@@ -81,7 +84,7 @@ function conclude(answer, measured, place, problem) {
   const figures = describe(measured, place);
   if (figures) answer.append(html("span", { class: "measured" }, figures));
   const broke = measured.first && problem !== "Stopped" ? "The answer ended in an error: " : "";
-  if (problem) answer.append(html("span", { class: "error" }, broke + problem));
+  if (problem) answer.append(html("span", { class: "error" }, sentence(broke + problem)));
   $("announcement").textContent = problem || `Answer complete. ${figures}`;
   $("log").scrollTop = $("log").scrollHeight;
 }

@@ -19,6 +19,7 @@ export async function showTrace(id, place, degraded) {
   $("request").hidden = false;
   $("why").textContent = "Its worker is asked for its timeline";
   for (const part of ["timeline", "spans", "events"]) $(part).replaceChildren();
+  $("events-too").hidden = true;
   let response = null;
   for (let attempt = 0; attempt < 5; attempt++) {
     // It is kept once the request has ended; and another worker of this address may have answered.
@@ -28,7 +29,7 @@ export async function showTrace(id, place, degraded) {
   }
   const lost = response ? `the worker that answered keeps it: pdctl why --request ${id}`
     : "the worker cannot be reached";
-  $("why").textContent = `Prefill: ${place}. There is no timeline here, ${lost}.`;
+  $("why").textContent = `Prefill: ${place}. There is no timeline here; ${lost}.`;
 }
 
 function draw({ events, request_id: id }, degraded) {
@@ -43,6 +44,7 @@ function draw({ events, request_id: id }, degraded) {
   const why = reason(find(events, "offload"), workers);
   $("why").textContent = `${why}${degraded ? ` Degraded: ${degraded}.` : ""} Request ${id}.`;
   $("events").replaceChildren(...events.map(row));
+  $("events-too").hidden = false;
 }
 
 const find = (events, name) => events.find((event) => event.name === name);
