@@ -67,6 +67,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=6000, help="tokens of the last turn")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--folder", type=Path, help="on the disk to measure; default that of /tmp")
     return parser.parse_args()
 
 
@@ -117,7 +118,7 @@ class Bench:
             num_blocks=self.num_blocks,
             threads=options.threads,
         )
-        model = ModelConfig(name="m", path=str(MODEL), dtype="bfloat16")
+        model = ModelConfig(name="m", path=str(MODEL), dtype="auto")
         self.runner, self.memory, info = open_runner(model, self.engine)
         self.info, self.dtype = info, info.dtype
 
@@ -144,7 +145,7 @@ class Bench:
         return {name: self._on(name, lambda core: self._strangers(core, number)) for name in names}
 
     def _on(self, name: str, run: Any) -> Any:
-        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        with tempfile.TemporaryDirectory(dir=self._options.folder) as folder:
             tiers = self._tiers(name, folder)
             try:
                 return run(self._core(tiers))
@@ -160,7 +161,11 @@ class Bench:
         if name == "recompute":
             return NO_TIERS
         size = SLACK * 4 * self.num_blocks * self.memory.block_bytes
-        config = KvTierConfig(type=name, size=size, path=folder if name == "disk" else None)
+        config = (
+            KvTierConfig(type="host", size=size)
+            if name == "host"
+            else KvTierConfig(type="disk", size=size, path=folder)
+        )
         facts = BlockFacts(self.info.weights, self.info.geometry, "bench")
         return open_tiers(
             [config], self.memory, facts, lambda size: reserve_private("tier", size), lambda: None
@@ -206,7 +211,8 @@ class Bench:
         started = time.perf_counter()
         for at in range(num_prompts):
             answer(core, f"s{number}-{at}", [chosen.randrange(3, 40_000) for _ in range(length)])
-        return num_prompts * (length + ANSWER_TOKENS) / (time.perf_counter() - started)
+        num_tokens: int = num_prompts * (length + ANSWER_TOKENS)
+        return num_tokens / (time.perf_counter() - started)
 
 
 def answer(core: "EngineCore", name: str, prompt: list[int]) -> tuple[list[int], float, int]:
