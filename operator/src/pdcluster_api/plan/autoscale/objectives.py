@@ -76,8 +76,8 @@ def _utilization(role: str, own: Totals) -> float:
 def _observed(
     windows: tuple[Sequence[Rounds], Sequence[Rounds]], kind: str, least: float, fresh_since: float
 ) -> LatencyHistogram:
-    """The fresh rounds, and while these have too few samples those before in which the role had
-    the same workers.
+    """The fresh rounds, and while these have some samples but too few, those before in which the
+    role had the same workers.
     """
     own, ingress = windows
     workers = _by_time(own, lambda sample: [worker.pod for worker in sample.workers])
@@ -89,7 +89,7 @@ def _observed(
     count = 0.0
     for at in sorted(latencies, reverse=True):
         is_same = workers.get(at) == workers.get(newest)
-        if at < fresh_since and (count >= least or not is_same):
+        if at < fresh_since and (not 0.0 < count < least or not is_same):
             break
         found += latencies[at]
         count += sum(each.count for each in latencies[at])

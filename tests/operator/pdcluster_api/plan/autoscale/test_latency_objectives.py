@@ -118,6 +118,19 @@ def test_samples_of_the_same_workers_are_taken_from_further_back():
     assert outcome.decision.replicas[P] == 4
 
 
+def test_late_samples_ask_for_no_worker_after_the_last_request():
+    """Without a request in the fresh rounds, those of a load that has ended do not count."""
+    spec, facts = by_percentile(90), facts_of(by_percentile(90))
+    windows = windows_of(facts, rounds=12, latencies={"decode": {"ttft": observed((20, 0.75))}})
+    ended = {"ttft": observed()}
+    windows[D] = windows[D][:6] + [replace(each, latencies=ended) for each in windows[D][6:]]
+
+    outcome = run(spec, facts, windows)
+
+    assert outcome.decision.replicas[P] == 4
+    assert inputs_of(outcome, "prefill")["time_to_first_token_seconds_samples"] == 0
+
+
 @pytest.mark.parametrize(
     ("seconds", "waited", "workers"),
     [
