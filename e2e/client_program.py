@@ -59,6 +59,7 @@ class Stories:
     clients:        at a time
     first:          index of the first prompt
     words:          of each prompt, about as many tokens
+    third_words:    of every third one; 0 = as the others
     prefill:        where the prompts are computed, in turn
     """
 
@@ -69,6 +70,10 @@ class Stories:
     seconds: float = 600.0
     first: int = 0
     prefill: tuple[str, ...] = ("auto",)
+    third_words: int = 0
+
+    def words_of(self, index: int) -> int:
+        return self.third_words if self.third_words and index % 3 == 0 else self.words
 
 
 def prompt(index: int, words: int) -> str:
@@ -120,7 +125,7 @@ def fetch(request: urllib.request.Request, read: Callable[[str], str]) -> dict[s
 def stream(url: str, index: int, stories: Stories) -> dict[str, object]:
     """One story to its end, as far as it came."""
     body = {
-        "messages": [{"role": "user", "content": prompt(index, stories.words)}],
+        "messages": [{"role": "user", "content": prompt(index, stories.words_of(index))}],
         "max_tokens": stories.max_tokens,
         "ignore_eos": True,
         "stream": True,

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from math import inf
@@ -16,6 +17,8 @@ import pytest
 from e2e.client_program import Stories
 from e2e.harness import LOOK_SECONDS, NAME, Json, Kubernetes, example, ready
 from e2e.streams import cut, streams
+from pdcluster_api.plan.autoscale.histogram import LatencyHistogram
+from pdcluster_operator.scrape.page import parse_page
 from tests.system.waiting import wait_for
 
 SECONDS = 240.0
@@ -36,6 +39,18 @@ AUTOSCALE: Json = {
 LONG_ANSWERS = Stories(count=1000, clients=32, max_tokens=300, words=8, seconds=45)
 LONG_PROMPTS = Stories(
     count=1000, clients=8, max_tokens=2, words=400, seconds=45, first=5000, prefill=("remote",)
+)
+# One of three prompts is long: the mean of the first tokens is far from the 80th percentile.  With
+# one client at a time the prefill worker has room, so its demand asks for no other worker.
+TAIL = Stories(
+    count=1000,
+    clients=1,
+    max_tokens=2,
+    words=8,
+    third_words=450,
+    seconds=120,
+    first=9000,
+    prefill=("remote",),
 )
 FAR: Json = {"far": {"nodeLabels": {"pdcluster.io/e2e": "no-node-has-it"}}}
 
@@ -189,6 +204,61 @@ def test_each_role_grows_on_its_own_load_and_shrinks_after_it(scaled: Kubernetes
         assert [role, "sees", name] in [words[:3] for words in told]
         assert [f"{role}/cpu", "pool", "1", "2"] in [words[:4] for words in told]
         assert [f"{role}/cpu", "pool", "2", "1"] in [words[:4] for words in told]
+
+
+def first_tokens(cluster: Kubernetes) -> LatencyHistogram:
+    """Return those of the only decode worker, since it began."""
+    (pod,) = ready(cluster.pods("pdcluster.io/role=decode", "pdcluster.io/pool=cpu"))
+    (page,) = cluster.ask("get", f"http://{pod['status']['podIP']}:8000/metrics")
+    return parse_page(page["text"].encode()).histograms["ttft"]
+
+
+def grown_since(cluster: Kubernetes, before: LatencyHistogram) -> tuple[float, float]:
+    """Return the mean and the 80th percentile of first tokens since."""
+    found = first_tokens(cluster).since(before)
+    assert found is not None
+    mean, late = found.mean, found.percentile(80)
+    assert mean is not None
+    assert late is not None
+    return mean, late
+
+
+def test_tail_over_its_objective_grows_prefill_while_the_mean_holds(scaled: Kubernetes) -> None:
+    decode = [pool("cpu", 1, maximum=1)]
+    scaled.replace(spec(decode, mode="Off"))
+    wait_ready(scaled, 1, "prefill")
+    before = first_tokens(scaled)
+    with streams(scaled, replace(TAIL, seconds=60, first=8000)) as running:
+        assert cut(running.wait_ended(SECONDS), TAIL) == []
+    mean, late = grown_since(scaled, before)
+    assert late > 1.5 * mean, "the load has no tail"
+    seconds = round((mean * late) ** 0.5, 3)
+    # no other signal can ask for a worker
+    scaled.replace(
+        spec(
+            decode,
+            prefill={"queueUp": 100, "queueDown": 99, "utilizationUp": 1.0},
+            objective={"ttft": {"percentile": 80, "seconds": seconds}},
+        )
+    )
+
+    before = first_tokens(scaled)
+    with streams(scaled, TAIL) as running:
+        grown = wait_for(
+            lambda: change(scaled, "prefill/cpu", 1, 2),
+            SECONDS,
+            lambda: why(scaled),
+            poll_seconds=LOOK_SECONDS,
+        )
+        mean, _ = grown_since(scaled, before)
+        assert cut(running.wait_ended(SECONDS), TAIL) == []
+
+    assert grown is not None
+    assert mean < seconds, why(scaled)
+    assert reasons(grown, "prefill") == {"time_to_first_token_seconds_p80"}
+    told = why(scaled)
+    assert "time_to_first_token_seconds_samples" in told
+    wait_ready(scaled, 1, "prefill")
 
 
 def test_type_without_a_node_gives_its_request_back_and_another_takes_it(
