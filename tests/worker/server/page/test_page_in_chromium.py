@@ -323,3 +323,5 @@ async def test_colours_follow_the_system(url: str, scheme: str, *, is_dark: bool
 async def test_without_javascript_it_says_how_to_ask(url: str) -> None:
     async with opened(url, java_script_enabled=False) as page:
         await expect(page.locator("noscript pre")).to_contain_text('"model": "tiny"')
+        await expect(page.get_by_role("button", name="Send")).to_be_hidden()
+        await expect(page.locator("#health")).to_be_hidden()
