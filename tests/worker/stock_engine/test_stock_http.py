@@ -90,7 +90,7 @@ async def test_an_answer_that_was_left_early_ends_its_connection() -> None:
     assert left.connection is not later.connection
 
 
-async def test_a_connection_that_the_server_closed_meanwhile_is_made_anew() -> None:
+async def test_a_connection_that_the_server_closed_meanwhile_is_made_again() -> None:
     async with fake_vllm() as fake:
         client = StockClient(fake.port)
         first = await whole(client, fake)

@@ -216,7 +216,7 @@ def held_by_type(facts: Iterable[PoolFacts]) -> Counter[str]:
 def _without_lost(
     observed: Observed, names: Collection[str]
 ) -> tuple[Observed, Mapping[WorkloadId, tuple[int, ...]]]:
-    """What is there without pods of lost nodes, and the ordinals of these."""
+    """The objects without pods of lost nodes, and the ordinals of these pods."""
     lost = {
         state.id: tuple(sorted(ordinal_of(pod) for pod in state.pods if _is_lost(pod, names)))
         for state in observed.workloads
