@@ -8,6 +8,7 @@ Case = tuple[Change, Change]
 """A change that a rule lets through, and one that it refuses."""
 
 CHUNKS: dict[str, Any] = {"low": 32, "high": 256, "stages": 4, "maxTokens": 4096}
+LATE_GROUPS = {"estimator": "rwt", "allowClientDeadline": True, "lateGroups": "Evict"}
 
 
 def scheduling_cases(role: str, only: Change) -> list[Case]:
@@ -69,5 +70,16 @@ OBJECT_CASES: list[Case] = [
     (
         at("spec.qos.estimation", {"estimator": "rwt", "rejectUnmeetable": True}),
         at("spec.qos.estimation", {"estimator": "ema", "rejectUnmeetable": True}),
+    ),
+    (
+        at("spec.qos.estimation", LATE_GROUPS),
+        at("spec.qos.estimation", {"allowClientDeadline": True, "lateGroups": "Evict"}),
+    ),
+    (
+        both(
+            at("spec.engine.schedulingPolicy", "preemptive"),
+            at("spec.qos.estimation", LATE_GROUPS),
+        ),
+        both(at("spec.engine.schedulingPolicy", "fcfs"), at("spec.qos.estimation", LATE_GROUPS)),
     ),
 ]

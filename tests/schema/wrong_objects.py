@@ -1039,6 +1039,24 @@ BAD = [
         "needs an estimate of the completion, and estimator ema has none; set estimator to rwt or",
     ),
     wrong(
+        "spec.qos.estimation.lateGroups",
+        "Late",
+        "must be 'Keep', 'Defer' or 'Evict', not 'Late'",
+    ),
+    wrong(
+        "spec.qos.estimation",
+        {"lateGroups": "Defer", "allowClientDeadline": True},
+        "needs deadlines, and forecasts that estimator ema has not; set allowClientDeadline: true "
+        "and estimator: rwt or loadAware, or leave it out",
+        fault_at="spec.qos.estimation.lateGroups",
+    ),
+    wrong(
+        "spec.qos.estimation",
+        {"lateGroups": "Evict", "estimator": "rwt"},
+        "needs deadlines, and forecasts that estimator ema has not; set allowClientDeadline: true",
+        fault_at="spec.qos.estimation.lateGroups",
+    ),
+    wrong(
         "spec.qos.allowClientPriority",
         "yes",
         "must be true or false, not 'yes'; write true or false without quotes",

@@ -2,9 +2,10 @@
 field).
 """
 
-from tests.schema.object_cases import Change, at, both
+from tests.schema.object_cases import Change, at, both, vllm
 
 CHUNKS = {"low": 32, "high": 128, "stages": 4, "maxTokens": 512}
+LATE_GROUPS = {"estimator": "rwt", "allowClientDeadline": True, "lateGroups": "Evict"}
 
 WRONG_SCHEDULING: list[tuple[Change, str, str]] = [
     (
@@ -97,5 +98,21 @@ WRONG_SCHEDULING: list[tuple[Change, str, str]] = [
         "spec.qos.allowClientPriority: counts for no engine, since schedulingPolicy is "
         "fcfs; leave it out, or set engine.schedulingPolicy: priority",
         "spec.qos.allowClientPriority",
+    ),
+    (
+        both(
+            at("spec.roles.decode.engine", {"schedulingPolicy": "fcfs"}),
+            at("spec.qos.estimation", LATE_GROUPS),
+        ),
+        "spec.qos.estimation.lateGroups: is for engines that let others go first; a stock engine "
+        "and schedulingPolicy fcfs do not; leave it out, or set engine.type: pdcluster and "
+        "schedulingPolicy: priority",
+        "spec.qos.estimation.lateGroups",
+    ),
+    (
+        both(vllm(), at("spec.qos.estimation", LATE_GROUPS)),
+        "spec.qos.estimation.lateGroups: is for engines that let others go first; a stock engine "
+        "and schedulingPolicy fcfs do not; leave it out",
+        "spec.qos.estimation.lateGroups",
     ),
 ]

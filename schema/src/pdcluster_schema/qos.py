@@ -119,8 +119,16 @@ class EstimationSpec(SpecSection):
     """
     reject_unmeetable: bool = False
     """Refuse a request with 503 and the estimate, where that is beyond its deadline."""
+    late_groups: Literal["Keep", "Defer", "Evict"] = "Keep"
+    """Effect on request groups that are forecast to make others late. Keep = all go by their
+    deadlines; Defer = those wait behind the others of their priority if fewer requests are late so,
+    until they are late by as much time as they had; Evict = their running requests make way too,
+    and go on later.
+    """
     slo_granularity_seconds: Annotated[float, Field(gt=0.0, le=86400.0)] = 100.0
-    """Deadlines in one such step are one request group."""
+    """Deadlines in one such step are one class, of which lengths of answers are learned; requests
+    of one class that are due in one such step are a request group.
+    """
     preset_token_milliseconds: Milliseconds | None = None
     """Time of an output token until it was measured; by default nothing is estimated before."""
     preset_output_tokens: Positive = 256
@@ -136,6 +144,17 @@ class EstimationSpec(SpecSection):
             reason="needs an estimate of the completion, and estimator ema has none",
             fix="set estimator to rwt or loadAware, or leave it out",
             at="rejectUnmeetable",
+        ),
+        Rule(
+            cel="!has(self.lateGroups) || self.lateGroups == 'Keep' || has(self.estimator) && "
+            "self.estimator != 'ema' && has(self.allowClientDeadline) && self.allowClientDeadline",
+            holds=lambda estimation: (
+                estimation.late_groups == "Keep"
+                or (estimation.estimator != "ema" and estimation.allow_client_deadline)
+            ),
+            reason="needs deadlines, and forecasts that estimator ema has not",
+            fix="set allowClientDeadline: true and estimator: rwt or loadAware, or leave it out",
+            at="lateGroups",
         ),
     )
 

@@ -18,6 +18,7 @@ from pdcluster_schema.accelerators import accelerators
 from pdcluster_schema.engine_rules import engine_rule, engine_rules, given, value_or_default
 from pdcluster_schema.kv_tier_rules import kv_tier_rules
 from pdcluster_schema.ports import MAX_ENGINES, MAX_RANKS
+from pdcluster_schema.qos_rules import each_role, qos_rules
 from pdcluster_schema.routing import PREFILL_PARTS
 from pdcluster_schema.section import Cel, Rule
 from pdcluster_schema.sections import COMPUTING, ROLES
@@ -69,6 +70,7 @@ def spec_rules() -> Iterator[Cel | Rule]:
         yield from engine_rules(role)
         yield from kv_tier_rules(role)
     yield from _one_role_rules()
+    yield from qos_rules()
     yield _picker_rule()
     yield from _stock_engine_rules()
     yield from front_end_rules()
@@ -77,11 +79,6 @@ def spec_rules() -> Iterator[Cel | Rule]:
     yield from _autoscale_rules()
     yield from _mixed_rules()
     yield from discovery_rules()
-
-
-def _each(text: str, joined: str = " && ") -> str:
-    """A condition of each role that computes."""
-    return joined.join(text.replace("ROLE", role) for role in COMPUTING)
 
 
 def _of_type(name: str) -> str:
@@ -154,7 +151,7 @@ def _rank_rules() -> Iterator[Cel]:
             f"{value_or_default(pipeline, 'self.roles.ROLE')} * "
             f"({is_ours} ? 1 : {value_or_default(data, 'self.roles.ROLE')})"
         )
-        return _each(
+        return each_role(
             f"(!has(self.roles.ROLE) || [{ranks}].all(ranks, self.roles.ROLE.pools.all(p, "
             f"[{pods}].all(pods, {condition}))))"
         )
@@ -233,27 +230,6 @@ def _one_role_rules() -> Iterator[Rule]:
         fix="give roles.router, or leave routing.relaying out",
         at="routing.relaying",
     )
-    yield Rule(
-        cel="size(self.?qos.?tenants.orValue({})) == 0 || self.?service.?apiKeySecret.hasValue()",
-        holds=lambda spec: not spec.qos.tenants or spec.service.api_key_secret is not None,
-        reason="is for API keys, and no key is asked for",
-        fix="give service.apiKeySecret, or leave qos.tenants out",
-        at="qos.tenants",
-    )
-    policy = value_or_default("schedulingPolicy", "self.roles.ROLE")
-    yield Rule(
-        cel="!self.?qos.?allowClientPriority.orValue(false) || "
-        + _each(f"has(self.roles.ROLE) && {policy} != 'fcfs'", " || "),
-        holds=lambda spec: (
-            not spec.qos.allow_client_priority
-            or any(
-                spec.engine_of(role).scheduling_policy != "fcfs" for role in spec.roles.computing()
-            )
-        ),
-        reason="counts for no engine, since schedulingPolicy is fcfs",
-        fix="leave it out, or set engine.schedulingPolicy: priority",
-        at="qos.allowClientPriority",
-    )
 
 
 def _picker_rule() -> Rule:
@@ -293,7 +269,7 @@ def _stock_engine_rules() -> Iterator[Cel]:
         )
     image = "(!has(self.roles.ROLE) || self.roles.ROLE.?engine.?image.hasValue())"
     yield Cel(
-        f"self.?{kind} == 'pdcluster' || self.?engine.?image.hasValue() || {_each(image)}",
+        f"self.?{kind} == 'pdcluster' || self.?engine.?image.hasValue() || {each_role(image)}",
         "image is missing, and a stock engine needs it on Kubernetes: give one of its images, like "
         "vllm/vllm-openai:v0.32.0",
         ".engine",
@@ -308,7 +284,7 @@ def _autoscale_rules() -> Iterator[Cel | Rule]:
     )
     yield Cel(
         "!has(self.autoscale) || !has(self.autoscale.schedules) || "
-        f"self.autoscale.schedules.all(s, {_each(pool, ' || ')})",
+        f"self.autoscale.schedules.all(s, {each_role(pool, ' || ')})",
         "role and pool must name one of spec.roles' pools: correct the name, or remove the "
         "schedule",
         ".autoscale.schedules",
@@ -325,7 +301,7 @@ def _autoscale_rules() -> Iterator[Cel | Rule]:
     limited = "(!has(self.roles.ROLE) || self.roles.ROLE.pools.all(p, has(p.maxReplicas)))"
     yield Rule(
         cel="!has(self.autoscale) || self.autoscale.mode != 'On' || (has(self.autoscale.budget) && "
-        f"has(self.autoscale.budget.total)) || ({_each(limited)})",
+        f"has(self.autoscale.budget.total)) || ({each_role(limited)})",
         holds=lambda spec: (
             spec.autoscale.mode != "On"
             or spec.autoscale.budget.total is not None

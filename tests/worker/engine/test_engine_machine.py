@@ -153,14 +153,19 @@ class EngineMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 16),
         where=st.sampled_from(["local", "remote", "remote", "prefill"]),
         priority=st.sampled_from([0, 0, 1]),
+        group=st.sampled_from(["", "a", "b"]),
         stops=st.booleans(),
     )
-    def ask(self, num_shared, suffix, max_tokens, where, priority, stops):
+    def ask(self, num_shared, suffix, max_tokens, where, priority, group, stops):
         sampling = SamplingParams(
             max_tokens=max_tokens, seed=0, eos_token_ids=[EOS], ignore_eos=not stops
         )
         spec = RequestSpec(
-            f"r{len(self.clients)}", [*BASE[:num_shared], *suffix], sampling, priority=priority
+            f"r{len(self.clients)}",
+            [*BASE[:num_shared], *suffix],
+            sampling,
+            priority=priority,
+            group=group,
         )
         # "prefill": decoded on the prefill engine, which forces preemptions of requests that are
         # being sent
@@ -217,6 +222,11 @@ class EngineMachine(RuleBasedStateMachine):
     def wait(self, seconds):
         self.clock.advance(seconds)
 
+    @rule(groups=st.sets(st.sampled_from(["a", "b"])), evicts=st.booleans(), at_both=st.booleans())
+    def defer(self, groups, evicts, at_both):
+        for engine in (self.decode, self.prefill) if at_both else (self.decode,):
+            engine.inbox.append(m.DeferGroups(sorted(groups), evicts))
+
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
     def abort(self, data):
@@ -259,6 +269,17 @@ class EngineMachine(RuleBasedStateMachine):
             pool, tables = engine.core.pool, engine.core._tables
             assert sum(pool.counts().values()) == pool.num_blocks
             assert tables.num_promised <= pool.num_available  # what was promised is there
+
+    @invariant()
+    def queues_are_in_order(self):
+        for engine in (self.decode, self.prefill):
+            scheduler = engine.core._scheduler
+            for queue, key in (
+                (scheduler.waiting, scheduler.order.waiting),
+                (scheduler.ready, scheduler.order.running),
+                (scheduler.running, scheduler.order.running),
+            ):
+                assert queue == sorted(queue, key=key)
 
     @invariant()
     def steps_keep_their_budget(self):
@@ -404,7 +425,7 @@ def test_a_chunk_waits_for_blocks_that_leave_the_window_by_a_step_in_flight() ->
         decode="continuous",
         prefill="continuous",
     )
-    one = {"max_tokens": 1, "priority": 0, "stops": False}
+    one = {"max_tokens": 1, "priority": 0, "group": "", "stops": False}
     for num_shared, suffix in ((16, []), (4, []), (10, [0, 0])):
         machine.ask(num_shared=num_shared, suffix=suffix, where="remote", **one)
     machine.ask(num_shared=22, suffix=[0, 0, 0], where="local", **one)

@@ -8,12 +8,15 @@ KV blocks move between engines of unequal ranks, bytes and checksums compared.
 """
 
 from collections.abc import Iterator
+from itertools import count, cycle
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from pdcluster_worker.engine.ports import Drafter
+from pdcluster_worker.messages.engine import DeferGroups, EngineOutput
 from pdcluster_worker.messages.engine_settings import (
     SCHEDULER_NAMES,
     ChunkSchedule,
@@ -28,6 +31,7 @@ from tests.transports import need_transport
 from tests.worker.equality.answers import check
 from tests.worker.equality.engines import (
     CONTINUOUS,
+    MAX_SEQUENCES,
     Guesses,
     Model,
     Pair,
@@ -124,6 +128,7 @@ def pair_of(
         "num_blocks": FEW_BLOCKS[len(names) - 1] if path == "preempted" else 256,
         "max_batched_tokens": MAX_MODEL_LEN if own.computes_whole_prompts else 64,
         "max_model_len": MAX_MODEL_LEN,
+        "max_sequences": 2 if path == "evicted" else MAX_SEQUENCES,
     }
     return Pair(
         *engines_over(
@@ -175,6 +180,28 @@ def test_tokens_are_those_of_one_request_at_a_time(
     name: str, column: str, path: str, models: Models, expected: list[list[Token]]
 ) -> None:
     check_cell(pair_of(models, column, path, OWN[name]), path, OWN[name], expected)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_evictions_for_other_groups_change_no_token(
+    name: str, models: Models, expected: list[list[Token]]
+) -> None:
+    """Every few steps another half of the requests is deferred and evicted."""
+    pair = pair_of(models, "tp 1", "evicted", OWN[name])
+    engine = pair.decode
+    grouped = [replace(spec, group="ab"[index % 2]) for index, spec in enumerate(specs("evicted"))]
+    turns = cycle([DeferGroups(["a"], evicts=True), DeferGroups(["b"], evicts=True)])
+    steps, step = count(), engine.step
+
+    def deferring_step() -> list[EngineOutput]:
+        if next(steps) % 5 == 3:
+            engine.core.handle(next(turns))
+        return step()
+
+    engine.step = deferring_step  # type: ignore[method-assign]
+    check(pair.run(grouped, remote=False), expected)
+    assert engine.stats is not None
+    assert engine.stats.preemptions > 0
 
 
 @pytest.mark.parametrize(

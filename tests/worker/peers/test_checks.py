@@ -202,6 +202,7 @@ def test_impossible_load_is_refused_by_name(name: str, value: float) -> None:
         ({"priority": 1 << 32}, "priority is not of 32 bits"),
         ({"ttft_slo_seconds": 0.0}, "ttft_slo_seconds is not a time"),
         ({"deadline_seconds": float("inf")}, "deadline_seconds is not a time"),
+        ({"group": "g" * 101}, "group has over 100 characters"),
         ({"tpot_slo_seconds": float("inf")}, "tpot_slo_seconds is not a time"),
         ({"images": [Image(0, 2, "a", PNG)]}, "an image ends after the prompt"),
         ({"images": [Image(-1, 1, "a", PNG)]}, "images overlap, or have no tokens"),

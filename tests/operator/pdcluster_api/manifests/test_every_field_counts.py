@@ -110,6 +110,9 @@ BEFORE: dict[str, Change] = {  # what is there before a field, or the fields of 
     "engine.chunkSchedule": CHUNKS,
     "routing.relaying.enabled": ROUTED,
     "qos.degradation.smallerModel": SMALLER,
+    "qos.estimation.lateGroups": at(
+        "spec.qos.estimation", {"estimator": "rwt", "allowClientDeadline": True}
+    ),
     "qos.estimation.rejectUnmeetable": at("spec.qos.estimation.estimator", "rwt"),
     "discovery.etcd.tlsSecret": OWN_ETCD,
     "discovery.etcd.replicas": STORED,

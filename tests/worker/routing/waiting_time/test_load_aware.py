@@ -209,14 +209,46 @@ def test_load_aware_group_ends_with_the_last_of_its_members() -> None:
     estimator = LoadAware(Presets(token_seconds=0.01, output_tokens=100))
     for _ in range(20):
         estimator.observe(ended(100, 0.99))
-    members = [request() for _ in range(4)]
-    before = [request(group="h") for _ in range(2)]
 
-    assert estimator.group_seconds(members, state(2, *members)) == pytest.approx(2.0, rel=0.02)
-    assert estimator.group_seconds(members, state(2, *before, *members)) == pytest.approx(
-        3.0, rel=0.02
-    )
-    assert estimator.group_seconds([], state(2)) == 0.0
+    def seconds(*members: QueuedRequest) -> tuple[float, float]:
+        found = estimator.group_seconds(members, 2)
+        assert found is not None
+        return found
+
+    assert seconds(*(request() for _ in range(4))) == pytest.approx((2.0, 2.0), rel=0.02)
+    assert seconds(*(request() for _ in range(3))) == pytest.approx((2.0, 1.5), rel=0.02)
+    assert seconds(request(60), request()) == pytest.approx((1.0, 0.7), rel=0.02)
+    # more of them have begun than there are slots: one was evicted
+    assert seconds(*(request(50) for _ in range(3))) == pytest.approx((1.0, 0.75), rel=0.02)
+
+
+def test_a_long_group_takes_as_long_as_if_all_of_it_were_simulated() -> None:
+    estimator = LoadAware(Presets(token_seconds=0.01, output_tokens=100))
+    for number in range(40):
+        estimator.observe(ended((50, 150)[number % 2], 0.01 * ((50, 150)[number % 2] - 1)))
+    found = estimator.group_seconds([request() for _ in range(2000)], 4)
+
+    assert found is not None
+    assert found.work == pytest.approx(2000 / 4 * 1.0, rel=0.02)
+    assert found.work <= found.total <= 1.02 * found.work
+
+
+@pytest.mark.parametrize("estimator", [RwtEstimator(Presets()), LoadAware(Presets())])
+def test_nothing_is_forecast_before_it_was_measured(estimator: Estimator) -> None:
+    assert estimator.group_seconds([request()], 2) is None
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [RwtEstimator(Presets(token_seconds=0.01)), LoadAware(Presets(token_seconds=0.01))],
+)
+def test_an_evicted_answer_teaches_its_length_and_no_time(estimator: Estimator) -> None:
+    for _ in range(20):
+        estimator.observe(replace(ended(1000), decode_seconds=None))
+    found = estimator.group_seconds([request()] * 9, 1)
+
+    assert found is not None
+    assert found.work == pytest.approx(9 * 1000 * 0.01, rel=0.02)
 
 
 def test_rwt_of_a_group_is_t_of_n_with_what_was_observed() -> None:
@@ -227,12 +259,16 @@ def test_rwt_of_a_group_is_t_of_n_with_what_was_observed() -> None:
     for estimator in (static, decode, both):
         for _ in range(60):
             estimator.observe(ended(100, 1.0))
-    members = [request() for _ in range(5)]
 
-    assert static.group_seconds(members, 1) == pytest.approx(4 * 50 * 0.02 + 1000 * 0.02)
-    assert decode.group_seconds(members, 1) == pytest.approx(4 * 50 * 0.01 + 1000 * 0.01, rel=0.01)
-    assert both.group_seconds(members, 1) == pytest.approx(4 * 100 * 0.01 + 1000 * 0.01, rel=0.01)
-    assert both.group_seconds([], 1) == 0.0
+    def seconds(estimator: RwtEstimator) -> float:
+        found = estimator.group_seconds([request() for _ in range(5)], 1)
+        assert found is not None
+        assert found.work == found.total
+        return found.total
+
+    assert seconds(static) == pytest.approx(4 * 50 * 0.02 + 1000 * 0.02)
+    assert seconds(decode) == pytest.approx(4 * 50 * 0.01 + 1000 * 0.01, rel=0.01)
+    assert seconds(both) == pytest.approx(4 * 100 * 0.01 + 1000 * 0.01, rel=0.01)
 
 
 def test_rwt_of_one_request_is_conservative() -> None:
@@ -261,4 +297,4 @@ def test_groups_learn_from_each_other_as_far_as_they_are_alike(
     for number in (0, 0, 0, 1):
         estimator.observe(replace(ended(new[number]), group="new"))
 
-    assert estimator.survival("new", state(4)).mean == pytest.approx(expected, rel=0.25)
+    assert estimator.survival("new").mean == pytest.approx(expected, rel=0.25)

@@ -142,6 +142,8 @@ class EngineCore:
                 self._prefill(spec, target)
             case messages.Abort(request_id=request_id):
                 self._abort(request_id)
+            case messages.DeferGroups(groups=groups, evicts=evicts):
+                self._scheduler.defer(groups, evicts=evicts)
             case messages.AskSnapshot():
                 self.pool.prefix_cache.begin_snapshot()
 

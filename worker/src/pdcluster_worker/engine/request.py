@@ -7,15 +7,13 @@ import msgspec
 
 from pdcluster_worker.messages.block_hash import extend_hashes
 from pdcluster_worker.messages.requests import (
+    UNDATED_SECONDS,
     FinishReason,
     RequestSpec,
     SamplingParams,
     TierRead,
     TransferTarget,
 )
-
-UNDATED_SECONDS = 60.0
-"""Deadline of a request that has none, for the order of the waiting queue alone."""
 
 
 class Status(Enum):
@@ -40,6 +38,7 @@ class EngineRequest:
     # Of the engine's clock: when it is to be complete; UNDATED_SECONDS after its arrival without a
     # deadline.
     due_seconds: float = 0.0
+    group: str = ""
     target: TransferTarget | None = None
     status: Status = Status.WAITING
     num_computed_tokens: int = 0  # tokens whose KV is in `block_table`
@@ -77,6 +76,7 @@ class EngineRequest:
             arrival_seconds=now,
             due_seconds=now
             + (UNDATED_SECONDS if spec.deadline_seconds is None else spec.deadline_seconds),
+            group=spec.group,
             target=target,
             cache_salt=spec.cache_salt,
             tenant=spec.tenant,

@@ -79,6 +79,15 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class DeferGroups(msgspec.Struct, frozen=True, tag=True):
+    """Waiting requests of these groups go behind all others of their priority.  The groups of the
+    message before no longer do.  evicts: running ones make way for others that wait, too.
+    """
+
+    groups: list[str]
+    evicts: bool = False
+
+
 class AskSnapshot(msgspec.Struct, frozen=True, tag=True):
     """Answered by BlockEvents with the whole prefix cache."""
 
@@ -106,6 +115,7 @@ EngineInput = (
     | ReceiveFailed
     | Prefill
     | Abort
+    | DeferGroups
     | AskSnapshot
     | Ping
     | Stop

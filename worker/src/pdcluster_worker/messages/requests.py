@@ -81,6 +81,10 @@ class Image(msgspec.Struct, frozen=True):
     url: str
 
 
+UNDATED_SECONDS = 60.0
+"""Deadline of a request that has none, for the order of waiting requests alone."""
+
+
 class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request as it travels: prompt and output apart, so limits, penalties and usage go on
     unbroken when it moves.
@@ -95,6 +99,7 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     ttft_slo_seconds: float | None = None  # that the client gave; None = that of the policy
     tpot_slo_seconds: float | None = None  # likewise
     deadline_seconds: float | None = None  # from now, until which it is to be complete
+    group: str = ""  # of the requests that its worker defers together; "" = it is never deferred
     kv_holder: str = ""  # pod of the worker that it has just left, which still has its KV
     prefiller: str = ""  # host:port of the prefill worker that an endpoint picker has chosen
     verify_transfer: bool = False  # compare checksums of its KV, and report what arrived

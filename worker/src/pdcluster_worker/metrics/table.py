@@ -266,6 +266,9 @@ class Metrics:
         first=_QOS_REJECTIONS,
     )
     qos_degraded = counter("choices that were degraded under load, by reason", "reason", "priority")
+    deferred_groups = counter(
+        "request groups that began to wait for others, since these can then be in time"
+    )
     qos_estimated_ttft_seconds = gauge("wait for the first token of a request that comes now")
     qos_estimated_tpot_seconds = gauge("time per output token if one more stream joins")
     qos_slo = counter(

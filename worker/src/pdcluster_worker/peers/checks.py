@@ -57,6 +57,7 @@ _SAMPLING_IDS = ("logit_bias", "stop_token_ids", "eos_token_ids")
 _INTEGERS = 1 << 31
 _LOSS = re.compile("[!-+.-~-]{1,64}")  # no space and no comma, which part them
 _MAX_LOSSES = 8
+_MAX_GROUP = 100  # characters
 _MAX_TRANSPORT = 32
 _MAX_TRANSPORT_NOTE = 400
 
@@ -117,6 +118,7 @@ def checked_request(spec: RequestSpec) -> RequestSpec:
         _require(image.url.startswith(IMAGE_URL), f"the URL of an image is not {IMAGE_URL}")
         end = image.offset + image.length
     _require(end <= len(spec.prompt), "an image ends after the prompt")
+    _require(len(spec.group) <= _MAX_GROUP, f"group has over {_MAX_GROUP} characters")
     _require(abs(spec.priority) <= 1 << 31, "priority is not of 32 bits")
     for name in ("ttft_slo_seconds", "tpot_slo_seconds", "deadline_seconds"):
         seconds = getattr(spec, name)

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import ceil, inf
+from math import ceil
 
 from pdcluster_schema.qos import EstimationSpec
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.requests import RequestSpec, Token
+from pdcluster_worker.messages.requests import UNDATED_SECONDS, RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.waiting_time.load_aware import make_estimator
+from pdcluster_worker.routing.waiting_time.request_groups import Labels, slo_class
 from pdcluster_worker.routing.waiting_time.request_queue import (
     Completion,
     Estimator,
@@ -17,7 +18,6 @@ from pdcluster_worker.routing.waiting_time.request_queue import (
     QueueState,
     RequestQueue,
 )
-from pdcluster_worker.routing.waiting_time.virtual_queue import Labels, group_of
 from pdcluster_worker.tracing.request_trace import add_event
 
 MAX_LABELS = 16
@@ -84,7 +84,7 @@ class TrackedRequest:
             prefilled,
             self.request.num_tokens,
             token.prefill_seconds,
-            seconds,
+            seconds if self.request.is_timed else None,
             max(1.0, batch),
         )
 
@@ -104,6 +104,8 @@ class Estimation:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.slots: Callable[[], int] = lambda: 1
+        # Called when a request has come or ended.
+        self.on_change: Callable[[], None] = lambda: None
         self.clock = clock
         self._metrics = metrics
         self._policy = policy
@@ -138,15 +140,17 @@ class Estimation:
     def request_of(self, spec: RequestSpec) -> QueuedRequest:
         """A request as the estimators see it, when it comes."""
         step, deadline = self._policy().slo_granularity_seconds, spec.deadline_seconds
-        group = group_of("", None if deadline is None else deadline + WAITED_STEPS * step, step)
+        name = slo_class(None if deadline is None else deadline + WAITED_STEPS * step, step)
+        due = self.clock() + (UNDATED_SECONDS if deadline is None else deadline)
         return QueuedRequest(
-            group=group.name,
+            group=name,
             prompt_tokens=spec.num_tokens,
             max_tokens=max(1, spec.sampling.max_tokens - len(spec.output)),
             priority=spec.priority,
-            due_seconds=inf
-            if spec.deadline_seconds is None
-            else self.clock() + spec.deadline_seconds,
+            due_seconds=due,
+            due_group=f"{spec.priority}/{name}@{due // step:.0f}",
+            slo_seconds=deadline,
+            arrival_seconds=self.clock(),
         )
 
     @property
@@ -159,6 +163,7 @@ class Estimation:
         tracked = TrackedRequest(self.request_of(spec), self)
         self._estimate(tracked, spec)
         self._requests.add(tracked.request)
+        self.on_change()
         try:
             yield tracked
         finally:
@@ -168,6 +173,7 @@ class Estimation:
                 self._area, self._num_decoding = self.area, self._num_decoding - 1
             if completion is not None and (estimator := self.estimator) is not None:
                 estimator.observe(completion)
+            self.on_change()
 
     def compare(self, quantity: str, group: str, estimated: float, actual: float) -> None:
         """Count how far an estimate was off, as a share of what came of it."""

@@ -25,6 +25,7 @@ from pdcluster_worker.routing.prefix_index import PrefixIndex
 from pdcluster_worker.serving.engines.client import EngineStalledError
 from pdcluster_worker.serving.engines.engines import Engine, Engines
 from pdcluster_worker.serving.estimation import Estimation
+from pdcluster_worker.serving.group_order import GroupOrder
 from pdcluster_worker.stock_engine.front_end import StockFrontEnd
 from pdcluster_worker.tracing.request_trace import RecentTraces
 
@@ -109,6 +110,13 @@ class WorkerContext:
             str(engine.rank)
         ).inc()
         self.estimation = Estimation(self.metrics, lambda: self.policy.estimation)
+        order = GroupOrder(
+            self.estimation,
+            self.metrics,
+            lambda: self.policy.estimation,
+            lambda: [engine.client for engine in self.engines],
+        )
+        self.estimation.on_change = order.update
         self._export_queues()
         self._export_engines()
         if self._facts is not None:

@@ -3,13 +3,15 @@
 import logging
 from abc import ABC, abstractmethod
 from bisect import insort_left, insort_right
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pdcluster_worker.engine.block_table import BlockTables, most_blocks, too_large
 from pdcluster_worker.engine.ports import Grammars
 from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled, Status
+from pdcluster_worker.engine.scheduler.order import Order
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.engine_settings import EngineSettings, SchedulingPolicy
+from pdcluster_worker.messages.engine_settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 
@@ -29,26 +31,6 @@ def by_kind(requests: list[EngineRequest]) -> tuple[list[EngineRequest], list[En
     if len(decodes) == len(requests):
         return decodes, []
     return decodes, [request for request in requests if not is_decode(request)]
-
-
-class Order:
-    """Sort keys of a policy; the least goes first."""
-
-    def __init__(self, policy: SchedulingPolicy) -> None:
-        self._by_priority = policy != "fcfs"
-
-    def running(self, request: EngineRequest) -> tuple[float, ...]:
-        """Key of requests that hold blocks; the last of them is the victim of a preemption."""
-        return (request.priority if self._by_priority else 0, request.arrival_seconds)
-
-    def waiting(self, request: EngineRequest) -> tuple[float, ...]:
-        """Key of the others: a preempted one goes to the front of its equals, then the earliest
-        deadline of a priority (EDF).
-        """
-        never_ran, arrival = request.status is not Status.PREEMPTED, request.arrival_seconds
-        if not self._by_priority:
-            return (never_ran, arrival)
-        return (request.priority, never_ran, request.due_seconds, arrival)
 
 
 @dataclass(slots=True)
@@ -176,6 +158,13 @@ class Scheduler(ABC):
         """Queue a request whose KV is in its blocks; it starts before others are admitted."""
         insort_right(self.ready, request, key=self.order.running)
 
+    def defer(self, groups: Iterable[str], *, evicts: bool) -> None:
+        """Requests of these groups, and of no others, go behind those of their priority."""
+        self.order.defer(groups, evicts=evicts)
+        self.waiting.sort(key=self.order.waiting)
+        self.ready.sort(key=self.order.running)
+        self.running.sort(key=self.order.running)
+
     def remove(self, request: EngineRequest) -> None:
         """Forget a request, in whatever queue; its blocks stay its own.  Unknown: a no-op."""
         for queue in (self.running, self.ready, self.waiting):
@@ -296,12 +285,10 @@ class Scheduler(ABC):
 
     @property
     def preemption_victim(self) -> EngineRequest | None:
-        """The next running request that makes way for the first waiting one, under `preemptive`."""
-        if (
-            self.settings.scheduler.policy != "preemptive"
-            or not self.waiting
-            or not (self.running or self.ready)
-        ):
+        """The next running request that makes way for the first waiting one: its priority is lower
+        (`preemptive`), or its group is deferred.
+        """
+        if not self.order.preempts or not self.waiting or not (self.running or self.ready):
             return None
         first = self.waiting[0]
         if too_large(first.num_tokens, self.settings) is not None:
@@ -312,11 +299,11 @@ class Scheduler(ABC):
         lower = [
             each
             for each in (*self.running, *self.ready)
-            if each.priority > first.priority and each.target is None
+            if self.order.makes_way(each, first) and each.target is None
         ]
         held = sum(len(each.block_table) for each in lower)
         is_enough = needed <= self.tables.pool.num_available + held
-        return self.last_in_order if is_enough and self.last_in_order in lower else None
+        return max(lower, key=self.order.running) if lower and is_enough else None
 
     def preempt_for_priority(self) -> None:
         """Preempt all that make way for the first waiting request; no step has them in flight."""

@@ -1,7 +1,7 @@
 """Estimator `loadAware`: simulates the queue with measured lengths (docs/waiting-time.md)."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from math import log2
 from statistics import median
 
@@ -16,6 +16,7 @@ from pdcluster_worker.routing.waiting_time.rates import LruDict, PrefillRate, Pr
 from pdcluster_worker.routing.waiting_time.request_queue import (
     Completion,
     Estimator,
+    GroupSeconds,
     QueueAhead,
     QueuedRequest,
     QueueState,
@@ -24,7 +25,7 @@ from pdcluster_worker.routing.waiting_time.rwt import MAX_GROUPS, MIN_SAMPLES, R
 
 WINDOW = 200  # latest lengths kept of a group, and of all groups together
 
-SCENARIOS = 32
+MAX_DRAWS, DRAWN_LENGTHS = 32, 1024  # of a group: a forecast takes about a millisecond
 
 _NewCompletions = tuple[int, int, int, int]  # changes when a cached distribution is old
 
@@ -46,7 +47,9 @@ class LoadAware:
     def observe(self, completion: Completion) -> None:
         """Short answers count too: they are part of the distribution."""
         self._prefill.observe(completion.prompt_tokens, completion.prefill_seconds)
-        self._step.observe(completion.decode_seconds, completion.output_tokens, completion.batch)
+        seconds = completion.decode_seconds
+        if seconds is not None:
+            self._step.observe(seconds, completion.output_tokens, completion.batch)
         lengths = self._lengths.get(completion.group, deque(maxlen=WINDOW))
         lengths.append(completion.output_tokens)
         self._lengths.put(completion.group, lengths)
@@ -54,12 +57,8 @@ class LoadAware:
         self._num_seen += 1
         self._num_own.put(completion.group, self._num_own.get(completion.group, 0) + 1)
 
-    def survival(self, group: str, queue: QueueState) -> Survival:
-        return self._survival_of(
-            group, [f.num_tokens for f in queue.requests if f.group == group and f.is_decoding]
-        )
-
-    def _survival_of(self, group: str, going: Sequence[int]) -> Survival:
+    def survival(self, group: str, going: Sequence[int] = ()) -> Survival:
+        """going: tokens of the answers that are not complete."""
         own = self._lengths.get(group, deque())
         completed = [(tokens, 1.0) for tokens in own]
         if self._pool:
@@ -77,31 +76,38 @@ class LoadAware:
             self._weight = news, shared_weight(groups)
         return self._weight[1]
 
-    def group_seconds(self, members: Collection[QueuedRequest], queue: QueueState) -> float | None:
-        """Seconds until all `members` are complete; they are part of `queue`."""
-        if self._step.seconds(1.0) is None or not members:
-            return None if members else 0.0
-        chosen = {id(request) for request in members}
-        running = [request for request in queue.requests if request.is_decoding]
-        waiting = [request for request in queue.requests if not request.is_decoding]
-        survivals = {group: self.survival(group, queue) for group in queue.requests.by_group}
-        counted = [
-            index for index, request in enumerate(running + waiting) if id(request) in chosen
-        ]
+    def group_seconds(self, members: Sequence[QueuedRequest], slots: int) -> GroupSeconds | None:
+        """The median of several draws of all lengths: the last of several ends later than the mean
+        of each.  Whole rounds of waiting requests are only counted.
+        """
+        full_step = self._step.seconds(float(slots))
+        if full_step is None:
+            return None
+        decoding = [request for request in members if request.is_decoding]
+        running, evicted = decoding[:slots], decoding[slots:]
+        waiting = [*evicted, *(request for request in members if not request.is_decoding)]
+        survival = self._kept_survival(members[0].group, [each.num_tokens for each in running])
+        means = [_mean(request, survival) for request in waiting]
+        prompts = self._prefill.seconds(sum(request.prompt_tokens for request in waiting)) / slots
+        num_counted = max(0, len(waiting) // slots - 2) * slots
+        counted = sum(means[:num_counted]) / slots * full_step
+        simulated = [*running, *waiting[num_counted:]]
+        draws = max(1, min(MAX_DRAWS, DRAWN_LENGTHS // len(simulated)))
         ends = []
-        for scenario in range(SCENARIOS):
-            rank = (scenario + 0.5) / SCENARIOS
+        for draw in range(draws):
+            rank = (draw + 0.5) / draws
             lengths = [
-                _drawn(request, survivals[request.group], rank + _GOLDEN * index)
-                for index, request in enumerate(running + waiting)
+                _drawn(request, survival, rank + _GOLDEN * index)
+                for index, request in enumerate(simulated)
             ]
             spans = simulate_queue(
-                lengths[: len(running)], lengths[len(running) :], queue.slots, self._seconds
+                lengths[: len(running)], lengths[len(running) :], slots, self._seconds
             )
-            ends.append(max(spans[index][1] for index in counted))
+            ends.append(max(end for _, end in spans))
+        tokens = sum(_mean(request, survival) for request in running) + sum(means)
+        total = median(ends) + counted + prompts
         # A prefill delays its own slot; how it slows the others is in their d(b).
-        prompts = self._prefill.seconds(sum(request.prompt_tokens for request in waiting))
-        return median(ends) + prompts / max(1, queue.slots)
+        return GroupSeconds(total, min(total, tokens / slots * full_step + prompts))
 
     def estimated_ttft_seconds(self, request: QueuedRequest, queue: QueueState) -> float | None:
         """Until a slot is free, the prefills before it and its own, and a step."""
@@ -142,9 +148,7 @@ class LoadAware:
             going.setdefault(other.group, []).append(other.num_tokens)
 
         def tokens(request: QueuedRequest) -> float:
-            survival = self._kept_survival(request.group, going.get(request.group, []))
-            left = max(1, request.max_tokens - request.num_tokens)
-            return min(float(left), survival.mean_beyond(request.num_tokens))
+            return _mean(request, self._kept_survival(request.group, going.get(request.group, [])))
 
         return tokens
 
@@ -161,7 +165,7 @@ class LoadAware:
         news = _steps(num_own, 20), _steps(self._num_seen, 10), len(going), _steps(sum(going), 8)
         kept = self._kept.get(group, None)
         if kept is None or kept[0] != news:
-            kept = news, self._survival_of(group, going)
+            kept = news, self.survival(group, going)
             self._kept.put(group, kept)
         return kept[1]
 
@@ -178,6 +182,11 @@ def _steps(number: int, per_doubling: int) -> int:
     [0, 8, 12, 16]
     """
     return int(per_doubling * log2(1 + number))
+
+
+def _mean(request: QueuedRequest, survival: Survival) -> float:
+    left = max(1, request.max_tokens - request.num_tokens)
+    return min(float(left), survival.mean_beyond(request.num_tokens))
 
 
 def _drawn(request: QueuedRequest, survival: Survival, rank: float) -> float:

@@ -1,10 +1,11 @@
 """RWT estimator of QLM with online parameters; cheap and conservative."""
 
-from collections.abc import Collection
+from collections.abc import Sequence
 
 from pdcluster_worker.routing.waiting_time.rates import LruDict, PrefillRate, Presets
 from pdcluster_worker.routing.waiting_time.request_queue import (
     Completion,
+    GroupSeconds,
     QueuedRequest,
     QueueState,
 )
@@ -34,8 +35,6 @@ def completion_seconds(
     >>> round(completion_seconds(10, mean_output=2646, max_output=8192, token_seconds=0.01027), 1)
     328.7
     """
-    if num_requests <= 0:
-        return 0.0
     return (
         (num_requests - 1) / lanes * mean_output * token_seconds
         + prefill_seconds
@@ -95,27 +94,25 @@ class RwtEstimator:
     def observe(self, completion: Completion) -> None:
         """Short answers change only the prefill rate."""
         self._prefill.observe(completion.prompt_tokens, completion.prefill_seconds)
-        if self._adapts_decode:
+        if self._adapts_decode and completion.decode_seconds is not None:
             self._decode.observe(completion.decode_seconds, completion.output_tokens)
         if self._adapts_output:
             self._output.observe(completion.group, completion.output_tokens)
 
-    def group_seconds(self, members: Collection[QueuedRequest], slots: int) -> float | None:
-        """T(n) of a group, from the start of its first request to the end of its last."""
+    def group_seconds(self, members: Sequence[QueuedRequest], slots: int) -> GroupSeconds | None:
+        """T(n), which is all work: QLM adds the T(n) of the groups before."""
         token_seconds = self._decode.seconds
         if token_seconds is None:
             return None
-        if not members:
-            return 0.0
-        first = next(iter(members))
-        return completion_seconds(
+        total = completion_seconds(
             len(members),
-            mean_output=self._output.tokens(first.group),
+            mean_output=self._output.tokens(members[0].group),
             max_output=max(request.max_tokens for request in members),
             token_seconds=token_seconds,
-            prefill_seconds=self._prefill.seconds(first.prompt_tokens),
+            prefill_seconds=self._prefill.seconds(members[0].prompt_tokens),
             lanes=slots,
         )
+        return GroupSeconds(total, total)
 
     def estimated_ttft_seconds(self, request: QueuedRequest, queue: QueueState) -> float | None:
         """A slot is free once enough answers ahead have ended; then prefills and one token."""

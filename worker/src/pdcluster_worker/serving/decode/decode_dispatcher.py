@@ -78,6 +78,8 @@ class DecodeDispatcher:
         """Choose an engine for it, until it ends or is closed."""
         spec = admitted.spec
         with self._worker.estimation.tracking(spec) as tracked:
+            if self._worker.policy.estimation.late_groups != "Keep":
+                spec = replace(spec, group=tracked.request.due_group)
             handle = self._worker.engines.open(spec.request_id, lambda: self._worker.hashes(spec))
             handle.outputs.on_preempted = partial(self._short_of_blocks, handle.outputs, spec)
             timer = self._decider.timer(spec)
