@@ -1,17 +1,21 @@
 """Orders of requests with deadlines on the real engine, at overload: arrival, deadline, and request
 groups by each estimator.
 
-The engine core, the sample model, the worker's estimation and its group order run in this process,
-without HTTP; steps take their real time.  An answer ends at a drawn length, which no estimator
-knows.  A request attains its objective when its last token is made by its deadline.
+The engine core, a model, the worker's estimation and its group order run in this process, without
+HTTP; steps take their real time.  An answer ends at a drawn length, which no estimator knows.  A
+request attains its objective when its last token is made by its deadline.
 
     bench/request_groups.py --load batches stream --seeds 0 1 2 [--only NAME ...] [--times 1.5]
+    bench/request_groups.py --small --cpu-time   # a busy machine matters less
+
+--cpu-time: the clock is the time for which this process computes, with one thread.
 """
 
 import argparse
 import hashlib
 import os
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -36,6 +40,7 @@ from request_groups_load import (
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the fakes of the tests
 
+CLOCK = time.perf_counter
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
 CONTEXT, NUM_BLOCKS = 1024, 1024
 OTHER_COLUMNS = (
@@ -111,7 +116,7 @@ class Served:
 class Bench:
     """The model, loaded once; a new engine core and estimation for each run."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, model_path: Path, threads: int) -> None:
         from pdcluster_worker.config.engine import EngineConfig
         from pdcluster_worker.config.worker import ModelConfig
         from pdcluster_worker.model.runner_loader import open_runner
@@ -122,7 +127,7 @@ class Bench:
             num_blocks=NUM_BLOCKS,
             threads=threads,
         )
-        model = ModelConfig(name="m", path=str(MODEL), dtype="bfloat16")
+        model = ModelConfig(name="m", path=str(model_path), dtype="bfloat16")
         self._runner, _, self.info = open_runner(model, engine)
 
     def _core(self, arm: Arm, slots: int) -> Any:
@@ -139,7 +144,7 @@ class Bench:
         )
         # An evicted request finds most of its KV again.
         settings = replace(settings_of(engine, NUM_BLOCKS, CONTEXT), prefix_caching=True)
-        clock = time.perf_counter
+        clock = CLOCK
         return EngineCore(settings, self._runner, idle_transport(clock), clock)
 
     def unit_seconds(self, load: Load) -> float:
@@ -152,10 +157,10 @@ class Bench:
                 arrival_of(f"profile {turn} {number}", kind, 0.0, 1.0, 2 * PROFILED_TOKENS)
                 for number in range(kind.num_requests)
             ]
-            start = time.perf_counter()
+            start = CLOCK()
             run = Run(core, None)
             run.serve(requests)
-            times.append((time.perf_counter() - start) / (1.2 * PROFILED_TOKENS))
+            times.append((CLOCK() - start) / (1.2 * PROFILED_TOKENS))
         return min(times[1:])
 
     def run(self, arm: Arm, load: Load, unit: float, seed: str, times: float) -> Outcome:
@@ -176,7 +181,7 @@ class Bench:
         )
         metrics, core = Metrics(), self._core(arm, SLOTS[load])
 
-        estimation = Estimation(metrics, lambda: policy, time.perf_counter)
+        estimation = Estimation(metrics, lambda: policy, CLOCK)
         estimation.slots = lambda: SLOTS[load]
         if arm.adapts is not None:
             decode, output = arm.adapts
@@ -211,9 +216,9 @@ class Stopwatch:
         self.seconds = 0.0
 
     def __call__(self) -> None:
-        start = time.perf_counter()
+        start = CLOCK()
         self._function()
-        self.seconds += time.perf_counter() - start
+        self.seconds += CLOCK() - start
 
 
 def _sums(metrics: Any) -> dict[str, tuple[float, float]]:
@@ -240,14 +245,14 @@ class Run:
     def serve(self, due: Sequence[Arrival]) -> Outcome:
         from pdcluster_worker.messages.engine import Tokens
 
-        outcome, waiting, start = Outcome(), list(due)[::-1], time.perf_counter()
+        outcome, waiting, start = Outcome(), list(due)[::-1], CLOCK()
         while waiting or self._served:
-            while waiting and waiting[-1].seconds <= time.perf_counter() - start:
+            while waiting and waiting[-1].seconds <= CLOCK() - start:
                 self._submit(waiting.pop())
             for output in self._core.step():
                 for token in output.tokens if isinstance(output, Tokens) else ():
                     self._take(token, start, outcome)
-        outcome.seconds = time.perf_counter() - start
+        outcome.seconds = CLOCK() - start
         return outcome
 
     def _submit(self, arrival: Arrival) -> None:
@@ -275,7 +280,7 @@ class Run:
         del self._served[token.request_id]
         served.end()
         arrival = served.arrival
-        took = time.perf_counter() - start - arrival.seconds
+        took = CLOCK() - start - arrival.seconds
         deadline = arrival.spec.deadline_seconds or 0.0
         outcome.in_time[arrival.slo_class] += took <= deadline
         outcome.longest_wait = max(outcome.longest_wait, took / deadline)
@@ -297,14 +302,22 @@ class Untracked:
 def main() -> int:
     options = parse()
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch is imported
-    bench = Bench(options.threads)
+    if options.cpu_time:
+        global CLOCK
+        CLOCK, options.threads = time.process_time, 1
+        os.environ["OMP_NUM_THREADS"] = "1"
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(_small(Path(folder)) if options.small else MODEL, options.threads)
     arms = [arm for arm in ARMS if not options.only or arm.name in options.only]
     for load in options.load:
         unit = bench.unit_seconds(load)
         total = sum(kind.num_requests for kind in CLASSES[load])
+        model = "a random model of 25 MB" if options.small else MODEL.name
+        kind = "CPU time" if options.cpu_time else "time"
         print(
             f"\n{load}: {total} requests, {SLOTS[load]} slots, {1000 * unit:.1f} ms a token, "
-            f"{bench.info.dtype}, {options.threads} threads, seeds {' '.join(options.seeds)}\n"
+            f"{model}, {bench.info.dtype}, {options.threads} threads, {kind}, "
+            f"seeds {' '.join(options.seeds)}\n"
         )
         outcomes = {arm.name: list[Outcome]() for arm in arms}
         for seed in options.seeds:  # arms in turn, so that a slow minute of the machine is shared
@@ -313,6 +326,12 @@ def main() -> int:
                 print(f"  {seed} {arm.name}: {outcomes[arm.name][-1].num_in_time}", file=sys.stderr)
         print("\n".join(rows(load, outcomes)), flush=True)
     return 0
+
+
+def _small(folder: Path) -> Path:
+    from tests.make_tiny_model import make_tiny_model
+
+    return make_tiny_model("llama-heavy", folder)
 
 
 def rows(load: Load, outcomes: dict[str, list[Outcome]]) -> Iterator[str]:
@@ -361,6 +380,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", default=["0", "1", "2"])
     parser.add_argument("--times", type=float, default=1.5, help="of the capacity, for `stream`")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--small", action="store_true", help="a random model of 25 MB")
+    parser.add_argument("--cpu-time", action="store_true", help="and one thread")
     return parser.parse_args()
 
 

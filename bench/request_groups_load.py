@@ -10,7 +10,7 @@ from typing import Literal
 
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 
-PROMPT_TOKENS, VOCABULARY = 32, (1000, 40_000)
+PROMPT_TOKENS, VOCABULARY = 32, (10, 500)  # tokens that any model has
 
 Load = Literal["batches", "stream"]
 

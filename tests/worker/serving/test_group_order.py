@@ -116,6 +116,9 @@ def test_an_engine_that_was_started_again_is_sent_it_again_and_one_that_is_gone_
 
     assert len(bench.clients[0].messages) == 1
     assert gone.messages == []
+    gone.problem = None  # it had only stalled
+    bench.plan()
+    assert gone.messages == bench.clients[0].messages
 
 
 def test_requests_with_a_deadline_go_before_those_without() -> None:

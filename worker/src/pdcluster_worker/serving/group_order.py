@@ -95,12 +95,13 @@ class GroupOrder:
         return [group for group in groups if group is not None] if all(groups) else []
 
     def _send(self, message: DeferGroups) -> None:
-        """An engine that was started again has deferred nothing."""
+        """An engine that was started again has deferred nothing; one that stalls gets it later."""
         sent = {}
         for client in self._clients():
-            if self._sent.get(client, _NONE) != message and client.problem is None:
+            sent[client] = self._sent.get(client, _NONE)
+            if sent[client] != message and client.problem is None:
                 client.send(message)
-            sent[client] = message
+                sent[client] = message
         self._sent = sent
 
     def _forecast(self, group: RequestGroup, now: float, end: float) -> None:
