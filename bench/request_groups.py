@@ -163,7 +163,9 @@ class Bench:
             times.append((CLOCK() - start) / (1.2 * PROFILED_TOKENS))
         return min(times[1:])
 
-    def run(self, arm: Arm, load: Load, unit: float, seed: str, times: float) -> Outcome:
+    def run(
+        self, arm: Arm, load: Load, unit: float, seed: str, times: float, slack: float
+    ) -> Outcome:
         from pdcluster_schema.qos import EstimationSpec
         from pdcluster_worker.metrics import Metrics
         from pdcluster_worker.routing.waiting_time.rates import Presets
@@ -198,7 +200,7 @@ class Bench:
         run.serve(warm_up(load, unit))
         before = _sums(metrics)
         planning.seconds, core._scheduler.num_preemptions = 0.0, 0
-        outcome = run.serve(arrivals(load, unit, seed, times))
+        outcome = run.serve(arrivals(load, unit, seed, times, slack))
         after = _sums(metrics)
         for quantity, (total, count) in after.items():
             total, count = total - before[quantity][0], count - before[quantity][1]
@@ -317,12 +319,14 @@ def main() -> int:
         print(
             f"\n{load}: {total} requests, {SLOTS[load]} slots, {1000 * unit:.1f} ms a token, "
             f"{model}, {bench.info.dtype}, {options.threads} threads, {kind}, "
-            f"seeds {' '.join(options.seeds)}\n"
+            f"times {options.times:g}, slack {options.slack:g}, seeds {' '.join(options.seeds)}\n"
         )
         outcomes = {arm.name: list[Outcome]() for arm in arms}
         for seed in options.seeds:  # arms in turn, so that a slow minute of the machine is shared
             for arm in arms:
-                outcomes[arm.name].append(bench.run(arm, load, unit, seed, options.times))
+                outcomes[arm.name].append(
+                    bench.run(arm, load, unit, seed, options.times, options.slack)
+                )
                 print(f"  {seed} {arm.name}: {outcomes[arm.name][-1].num_in_time}", file=sys.stderr)
         print("\n".join(rows(load, outcomes)), flush=True)
     return 0
@@ -379,6 +383,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=[arm.name for arm in ARMS], metavar="NAME")
     parser.add_argument("--seeds", nargs="+", default=["0", "1", "2"])
     parser.add_argument("--times", type=float, default=1.5, help="of the capacity, for `stream`")
+    parser.add_argument("--slack", type=float, default=1.0, help="factor of all deadlines")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--small", action="store_true", help="a random model of 25 MB")
     parser.add_argument("--cpu-time", action="store_true", help="and one thread")

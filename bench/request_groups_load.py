@@ -5,7 +5,7 @@ Times are in units: seconds of a token in a full batch, as measured at the start
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
@@ -34,9 +34,9 @@ CLASSES: dict[Load, tuple[SloClass, ...]] = {
         SloClass("B2", 24, 1300, 115),
     ),
     "stream": (
-        SloClass("chat", 78, 150, 20),
-        SloClass("assist", 39, 400, 60),
-        SloClass("report", 13, 1200, 200),
+        SloClass("chat", 180, 150, 20),
+        SloClass("assist", 90, 300, 60),
+        SloClass("report", 30, 800, 200),
     ),
 }
 SLOTS: dict[Load, int] = {"batches": 4, "stream": 8}
@@ -62,13 +62,19 @@ def preset_tokens(load: Load) -> int:
 
 
 def granularity(load: Load, unit_seconds: float) -> float:
-    """A step of deadlines in which no two classes are."""
-    return 0.9 * unit_seconds * min(each.slo_units for each in CLASSES[load])
+    """A step of deadlines in which no two classes are, a fifth of the shortest one."""
+    return unit_seconds / 5 * min(each.slo_units for each in CLASSES[load])
 
 
-def arrivals(load: Load, unit_seconds: float, seed: str, times: float) -> list[Arrival]:
-    """All at once in a random order, or Poisson at `times` the capacity."""
-    draw, classes = random.Random(seed), CLASSES[load]
+def arrivals(
+    load: Load, unit_seconds: float, seed: str, times: float, slack: float
+) -> list[Arrival]:
+    """All at once in a random order, or Poisson at `times` the capacity.
+
+    slack: factor of all deadlines.
+    """
+    draw = random.Random(seed)
+    classes = [replace(kind, slo_units=slack * kind.slo_units) for kind in CLASSES[load]]
     kinds = [each for each in classes for _ in range(each.num_requests)]
     draw.shuffle(kinds)
     rate = times * SLOTS[load] / (preset_tokens(load) * unit_seconds)
