@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from pdcluster_schema.labels import REVISION
+from pdcluster_schema.labels import REVISION, TEMPLATE
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes, ready, waiting
 from tests.apiserver.operator_fixtures import SELDOM
 from tests.apiserver.operator_stage import Scene
-from tests.apiserver.plain_api import PlainApi
+from tests.apiserver.plain_api import Body, PlainApi
 
 _numbers = itertools.count(1)
 NAMESPACE = "operator-rollout"
@@ -101,3 +101,56 @@ def test_recreate_removes_the_old_before_it_makes_the_new(scene: Scene, nodes: N
     assert frozenset({old, new}) not in seen
     assert not any(old in name for name in scene.children("StatefulSet"))
     scene.until(lambda: not of_revision(scene, old))
+
+
+def of_role(role: str, pods: dict[str, str]) -> dict[str, str]:
+    return {name: uid for name, uid in pods.items() if f"-{role}-" in name}
+
+
+def test_a_flag_of_decode_replaces_decode_alone_and_back_again(scene: Scene, nodes: Nodes):
+    scene.create()
+    scene.await_condition("Ready", "True")
+    revision, pods = scene.revision, scene.pods()
+    nodes.rule = lambda pod: ready(pod) if TEMPLATE not in pod["metadata"]["labels"] else None
+    scene.change(roles={"decode": {"engine": {"maxSequences": 32}}})
+    found = scene.await_condition("Ready", "False", "RollingOut")
+    assert found["message"].startswith(f"roll out to decode of revision {revision}: ")
+    scene.until(lambda: len(of_role("decode", scene.pods())) == 4)
+    assert scene.pods().items() > pods.items()
+    assert scene.condition("Serving")["status"] == "True"
+
+    nodes.rule = ready
+    scene.await_condition("Ready", "True")
+    scene.until(lambda: not of_role("decode", pods).keys() & scene.pods().keys())
+    changed = scene.pods()
+    assert (len(of_role("decode", changed)), served(scene)) == (2, revision)
+    assert scene.status["revision"] == revision
+
+    scene.change(roles={"decode": {"engine": None}})
+    scene.until(lambda: not of_role("decode", changed).keys() & scene.pods().keys())
+    scene.await_condition("Ready", "True")
+    assert of_role("prefill", scene.pods()) == of_role("prefill", pods)
+    assert (len(of_role("decode", scene.pods())), served(scene)) == (2, revision)
+
+
+def test_another_spelling_replaces_nothing_and_an_edit_of_routers_routers_alone(
+    scene: Scene, nodes: Nodes
+):
+    def limited(cpu: object) -> Body:
+        return {"decode": {"resources": {"limits": {"cpu": cpu}}}}
+
+    router: Body = {"pools": [{"name": "cpu", "replicas": 1}]}
+    scene.create()
+    scene.change(roles={**limited(1), "router": router})
+    scene.await_condition("Ready", "True")
+    pods = scene.pods()
+    scene.change(roles=limited("1"))
+    scene.await_condition("Ready", "True")
+    scene.settled_versions()
+    assert scene.pods() == pods
+
+    scene.change(roles={"router": {"podTemplate": {"metadata": {"annotations": {"team": "a"}}}}})
+    scene.until(lambda: not of_role("router", pods).items() & scene.pods().items())
+    scene.await_condition("Ready", "True")
+    for role in ("prefill", "decode"):
+        assert of_role(role, scene.pods()) == of_role(role, pods)

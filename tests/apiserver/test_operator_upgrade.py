@@ -1,4 +1,6 @@
-"""An operator that comes after an older one, which ran an etcd in memory as a StatefulSet."""
+"""An operator that comes after an older one: with an etcd in memory as a StatefulSet, or with
+snapshots that lack the hashes by which it finds them.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_api.manifests.objects import Owner, new_object
-from pdcluster_schema.labels import cluster_labels
+from pdcluster_schema.labels import PAIR_HASH, ROLE_HASH, TEMPLATE_HASH, cluster_labels
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes
 from tests.apiserver.operator_process import OperatorProcess
@@ -67,3 +69,35 @@ def test_an_etcd_in_memory_that_an_older_operator_made_is_followed_by_a_deployme
             lambda: not left & plain.everything().keys(), DEADLINE_SECONDS, lambda: operator.log
         )
         plain.until(lambda: f"{name}-0" not in plain.pods())
+
+
+@pytest.mark.parametrize("known", [[TEMPLATE_HASH], []], ids=["a hash of all roles", "no hash"])
+def test_workers_of_an_older_operator_are_taken_over_without_a_pod_replaced(
+    control_plane: ControlPlane, plain: Scene, tmp_path: Path, namespace: str, known: list[str]
+):
+    def operator() -> OperatorProcess:
+        settings = {"PDCLUSTER_WATCH_NAMESPACES": namespace}
+        return OperatorProcess(tmp_path, control_plane.kubeconfig, **settings)
+
+    def snapshots() -> dict[str, Body]:
+        found = plain.children("ControllerRevision")
+        return {name: body["metadata"]["labels"] for name, body in found.items() if "-cpu-" in name}
+
+    with operator():
+        plain.await_condition("Ready", "True")
+        plain.settled_versions()
+    pods, labels = plain.pods(), snapshots()
+    hashes = {PAIR_HASH, ROLE_HASH, TEMPLATE_HASH}
+    unknown = dict.fromkeys(hashes.difference(known))
+    for name in labels:
+        path = plain.path("ControllerRevision", name)
+        assert plain.api.merge(path, {"metadata": {"labels": unknown}}) is not None
+    assert all(not hashes.difference(known) & each.keys() for each in snapshots().values())
+    with operator() as process:
+        wait_for(lambda: snapshots() == labels, DEADLINE_SECONDS, lambda: process.log)
+        plain.await_condition("Ready", "True")
+        plain.settled_versions()
+        assert plain.pods() == pods
+
+        plain.change(roles={"decode": {"engine": {"maxSequences": 32}}})
+        plain.until(lambda: len(plain.children("StatefulSet")) == 3)

@@ -45,6 +45,17 @@ ROLLS: dict[str, Change] = {
 }
 
 
+OF_ONE_ROLE = {
+    "engine of a role": "decode",
+    "resources": "decode",
+    "claims": "decode",
+    "shared memory": "decode",
+    "time to start": "prefill",
+    "pod template of a role": "prefill",
+}
+"""Those of them that concern the workers of one role, which pair with those of the other as before.
+"""
+
 STAYS: dict[str, Change] = {
     "routing": at("spec.routing.offload.prefillLengthThreshold", 1),
     "qos": at("spec.qos.admission.maxQueuedRequests", 1),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pdcluster_api.apiserver.kinds import Body
 from pdcluster_api.apiserver.observe import Live, set_workload, workload_of
 from pdcluster_api.manifests.groups import GroupRun
-from pdcluster_api.manifests.objects import Manifest, new_object
+from pdcluster_api.manifests.objects import Manifest, labels_of, new_object
 from pdcluster_api.manifests.render import (
     Owner,
     RenderSettings,
@@ -25,9 +25,10 @@ from pdcluster_api.manifests.render import (
 from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_api.plan.result import ClusterPlan, ScalerPlan
 from pdcluster_schema.conditions import APPLY_FAILED
-from pdcluster_schema.labels import TEMPLATE_HASH, workload_labels
+from pdcluster_schema.continuation import snapshot_hashes
+from pdcluster_schema.labels import TEMPLATE_HASH
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.revision import revision_of, template_hash, written_names
+from pdcluster_schema.revision import revision_of, template_hash, templates_of, written_names
 from pdcluster_schema.sections import ENGINELESS, PoolSpec
 from pdcluster_schema.workload import GroupId, WorkloadId
 
@@ -62,14 +63,20 @@ class Records:
     def of(self, workload: WorkloadId) -> Body | None:
         """The record of a workload; None when it cannot be made now."""
         record = self._known(workload) or self._new(workload)
-        if record is None or workload.revision != revision_of(self.cluster.spec):
+        spec, role = self.cluster.spec, workload.role
+        is_of_spec = (workload.revision, workload.template) == (
+            revision_of(spec),
+            templates_of(spec).get(role, ""),
+        )
+        if record is None or not is_of_spec or role not in spec.roles.present():
             return record
-        return hashed_record(record, template_hash(self.cluster.spec, workload.role))
+        return hashed_record(record, snapshot_hashes(spec, role))
 
     def _declared(self) -> Mapping[WorkloadId, PoolSpec]:
         name, revision = self.cluster.metadata.name, revision_of(self.cluster.spec)
+        templates = templates_of(self.cluster.spec)
         return {
-            WorkloadId(name, role, pool.name, revision): pool
+            WorkloadId(name, role, pool.name, revision, templates.get(role, "")): pool
             for role, spec in self.cluster.spec.roles.present().items()
             for pool in spec.pools
         }
@@ -105,7 +112,7 @@ class Records:
             return None
         containers = running["spec"]["template"]["spec"]["containers"]
         worker = next((each for each in containers if each["name"] == "worker"), containers[0])
-        marks = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
+        marks = labels_of(workload)
         spec = {key: value for key, value in running["spec"].items() if key != "replicas"}
         data = {
             "image": worker["image"],

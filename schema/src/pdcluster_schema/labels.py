@@ -8,7 +8,15 @@ ROLE = f"{GROUP}/role"
 POOL = f"{GROUP}/pool"
 REVISION = f"{GROUP}/revision"
 TEMPLATE_HASH = f"{GROUP}/template-hash"
-"""Label of a snapshot: a hash over what its pods are made of, however a spec writes it."""
+"""Label of a snapshot: a hash over what the pods of its revision are made of, however a spec writes
+it; of routers and pickers over what their own pods are made of.
+"""
+PAIR_HASH = f"{GROUP}/pair-hash"
+"""Label of a snapshot: a hash over what workers of other roles have to have in common with its."""
+ROLE_HASH = f"{GROUP}/role-hash"
+"""Label of a snapshot: a hash over all that the pods of its role are made of."""
+TEMPLATE = f"{GROUP}/template"
+"""Label of a workload of which the role has followed a change of its own; others have none."""
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 COMPONENT = "app.kubernetes.io/component"
@@ -88,6 +96,9 @@ def pool_labels(cluster: str, role: str, pool: str) -> dict[str, str]:
     return {**cluster_labels(cluster, role), ROLE: role, POOL: pool}
 
 
-def workload_labels(cluster: str, role: str, pool: str, revision: str) -> dict[str, str]:
+def workload_labels(
+    cluster: str, role: str, pool: str, revision: str, template: str = ""
+) -> dict[str, str]:
     """Labels of a StatefulSet, its pods, its record and its engine file."""
-    return {**pool_labels(cluster, role, pool), REVISION: revision}
+    own = {TEMPLATE: template} if template else {}
+    return {**pool_labels(cluster, role, pool), REVISION: revision, **own}

@@ -10,7 +10,9 @@ revision it had; a given size counts whose default a CPU and an accelerator diff
 
 A new revision is named by the spec as it is written, as it ever was.  A spec whose pods are the
 same as those of a revision that runs keeps that one's name (`at_revision`): so written otherwise,
-with an edit of routers alone, or under another operator, it replaces no worker.
+with an edit of routers alone, or under another operator, it replaces no worker.  One that changes
+a role alone, and nothing that others have to have in common with it (`pair_hash`), keeps the name
+too, and that role gets another template (`continued`).
 """
 
 import hashlib
@@ -43,10 +45,26 @@ _NOTHING_IF_EMPTY = frozenset(
 )
 
 
+# Fields of a role's engine that workers of other roles need not have in common with it. What they
+# have to, of two roles that differ in it, is refused: its changes are of all roles together.
+_OWN_ENGINE = BY_DEVICE | {
+    *("args", "env", "allow_unknown_version"),
+    *("device_memory_share", "num_blocks", "threads"),
+    *("transfer_bandwidth", "fence_timeout_seconds"),
+    *("scheduler", "scheduling_policy", "long_prefill_token_threshold", "chunked_prefill"),
+    *("tbt_slo_milliseconds", "chunk_schedule", "admission_watermark"),
+    *("prefill_delayer", "speculation"),
+}
+# of a role's pod template: another image or program may not understand the other role
+_SHARED_POD = ("initContainers", "containers")
+
+
 class RunningSpec(PDClusterSpec):
     """A spec whose pods run already, under the name of this revision."""
 
     running_revision: str = Field(exclude=True)
+    # by role, of those that have followed a change of their own
+    running_templates: Mapping[str, str] = Field(default={}, exclude=True)
 
 
 def revision_of(spec: PDClusterSpec) -> str:
@@ -54,6 +72,11 @@ def revision_of(spec: PDClusterSpec) -> str:
     if isinstance(spec, RunningSpec):
         return spec.running_revision
     return written_revision(spec)
+
+
+def templates_of(spec: PDClusterSpec) -> Mapping[str, str]:
+    """Templates by role (`WorkloadId.template`), of roles whose is not that of the revision."""
+    return spec.running_templates if isinstance(spec, RunningSpec) else {}
 
 
 def written_revision(spec: PDClusterSpec) -> str:
@@ -78,11 +101,24 @@ def template_hash(spec: PDClusterSpec, role: str | None = None) -> str:
     return _template_hash(_Same(spec), role=role if role in ENGINELESS else None)
 
 
-def at_revision(cluster: PDCluster, revision: str) -> PDCluster:
+def pair_hash(spec: PDClusterSpec) -> str:
+    """A hash that all specs share whose workers pair with each other, whatever their sizes are."""
+    return _pair_hash(_Same(spec))
+
+
+def role_hash(spec: PDClusterSpec, role: str) -> str:
+    """A hash that all specs share which make the same pods of a role with an engine."""
+    return _role_hash(_Same(spec), role)
+
+
+def at_revision(
+    cluster: PDCluster, revision: str, templates: Mapping[str, str] | None = None
+) -> PDCluster:
     """The cluster, whose pods run already under the name of this revision."""
-    if revision == revision_of(cluster.spec):
+    own = {role: each for role, each in (templates or {}).items() if each}
+    if (revision, own) == (revision_of(cluster.spec), templates_of(cluster.spec)):
         return cluster
-    values = {**dict(cluster.spec), "running_revision": revision}
+    values = {**dict(cluster.spec), "running_revision": revision, "running_templates": own}
     spec = RunningSpec.model_construct(cluster.spec.model_fields_set, **values)
     return cluster.model_copy(update={"spec": spec})
 
@@ -114,11 +150,40 @@ def _template_hash(same: _Same, *, role: str | None) -> str:
     if role is not None:
         own = {name: each for name, each in spec.roles.engineless().items() if name == role}
         return _hash(canonical(_roles(spec, own)))
+    return _hash(
+        canonical({**_shared_in_order(spec), "roles": _roles(spec, spec.roles.computing())})
+    )
+
+
+@lru_cache(maxsize=32)
+def _pair_hash(same: _Same) -> str:
+    roles = {
+        role: {
+            "engine": same.spec.engine_of(role).model_dump(
+                exclude_defaults=True, exclude=set(_OWN_ENGINE)
+            ),
+            "pod": {
+                name: pod[name]
+                for pod in (declared.pod_template.get("spec") or {},)
+                for name in _SHARED_POD
+                if name in pod
+            },
+        }
+        for role, declared in same.spec.roles.computing().items()
+    }
+    return _hash(canonical({**_shared_in_order(same.spec), "roles": roles}))
+
+
+@lru_cache(maxsize=64)
+def _role_hash(same: _Same, role: str) -> str:
+    own = _roles(same.spec, {role: same.spec.roles.computing()[role]})
+    return _hash(canonical({**_shared_in_order(same.spec), "roles": own}))
+
+
+def _shared_in_order(spec: PDClusterSpec) -> dict[str, Any]:
     shared, etcd = _shared(spec), spec.discovery.etcd
     image = shared["image"] | {"pull_secrets": in_order(spec.image.pull_secrets)}
-    sets = {"image": image, "etcd": [in_order(etcd.endpoints), etcd.tls_secret]}
-    roles = _roles(spec, spec.roles.computing())
-    return _hash(canonical({**shared, **sets, "roles": roles}))
+    return {**shared, "image": image, "etcd": [in_order(etcd.endpoints), etcd.tls_secret]}
 
 
 def _hash(content: Any) -> str:

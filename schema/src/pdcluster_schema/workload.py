@@ -43,11 +43,13 @@ class WorkloadId:
     role: str
     pool: str
     revision: str
+    # of a role that has followed a change of its own within the revision; empty = as it was made
+    template: str = ""
 
     @property
     def name(self) -> str:
         """Name of all three objects."""
-        return workload_name(self.cluster, self.role, self.pool, self.revision)
+        return workload_name(self.cluster, self.role, self.pool, self.template or self.revision)
 
 
 @dataclass(frozen=True, order=True)

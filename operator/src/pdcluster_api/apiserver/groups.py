@@ -210,7 +210,7 @@ def group_of(body: Body) -> GroupId | None:
     try:
         workload = WorkloadId(
             *(marks[labels.CLUSTER], _ROLE_OF.get(role, role)),
-            *(marks[labels.POOL], marks[labels.REVISION]),
+            *(marks[labels.POOL], marks[labels.REVISION], marks.get(labels.TEMPLATE, "")),
         )
     except KeyError:
         return None

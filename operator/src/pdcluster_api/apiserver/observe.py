@@ -27,8 +27,8 @@ from pdcluster_api.plan.observed.state import (
 )
 from pdcluster_api.plan.status.condition import worst_of
 from pdcluster_schema import labels
+from pdcluster_schema.continuation import Snapshot, continued
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.revision import at_revision, template_hash, written_names
 from pdcluster_schema.sections import ENGINELESS
 from pdcluster_schema.workload import GroupId, WorkloadId
 
@@ -145,22 +145,25 @@ def managed_etcd(
 
 
 def as_it_runs(cluster: PDCluster, live: Live) -> PDCluster:
-    """The cluster under the revision whose workers are what its spec asks for, if any run.  An
-    older operator's snapshots say so by their revision alone, which names the spec as written.
-    """
-    hashed = template_hash(cluster.spec)
-    records = [
-        (workload.revision, body["metadata"]["labels"].get(labels.TEMPLATE_HASH))
+    """The cluster under the revision and templates that its workers run as, if any do."""
+    found = [
+        Snapshot(workload, body["metadata"]["labels"])
         for workload, body in live.records()
         if workload.role not in ENGINELESS
     ]
-    same = sorted(revision for revision, its_hash in records if its_hash == hashed)
-    older = {revision for revision, its_hash in records if its_hash is None}
-    named = (each for each in written_names(cluster.spec) if each in older)
-    found = next(iter(same), None) or next(named, None)
-    if found is None and written_names(cluster.spec)[0] in {revision for revision, _ in records}:
-        found = hashed  # its own name is that of other pods
-    return cluster if found is None else at_revision(cluster, found)
+    recorded = {each.workload.role for each in found}
+    is_whole = cluster.spec.roles.computing().keys() <= recorded
+    return continued(cluster, found, {} if is_whole else _unrecorded(live, recorded))
+
+
+def _unrecorded(live: Live, recorded: Collection[str]) -> dict[WorkloadId, bool]:
+    """Workloads of other roles than those with snapshots, and whether only their end is left."""
+    sets = ((set_workload(body), body) for body in live.own("StatefulSet").values())
+    ends = {
+        workload: "deletionTimestamp" in body["metadata"] for workload, body in sets if workload
+    }
+    every = dict.fromkeys(_pods_by_workload(live), True) | ends
+    return {each: ends for each, ends in every.items() if each.role not in recorded}
 
 
 def workload_of(body: Mapping[str, Any]) -> WorkloadId | None:
@@ -169,9 +172,8 @@ def workload_of(body: Mapping[str, Any]) -> WorkloadId | None:
     if found.get(labels.ROLE) in labels.FOLLOWER_OF.values():
         return None
     try:
-        return WorkloadId(
-            found[labels.CLUSTER], found[labels.ROLE], found[labels.POOL], found[labels.REVISION]
-        )
+        place = found[labels.CLUSTER], found[labels.ROLE], found[labels.POOL]
+        return WorkloadId(*place, found[labels.REVISION], found.get(labels.TEMPLATE, ""))
     except KeyError:
         return None
 

@@ -82,6 +82,7 @@ def pod_state(body: Body) -> PodState:
         role=marks[labels.ROLE],
         pool=marks[labels.POOL],
         revision=marks[labels.REVISION],
+        template=marks.get(labels.TEMPLATE, ""),
     )
     annotations = metadata.get("annotations") or {}
     return PodState(

@@ -17,6 +17,7 @@ from pdcluster_api.manifests.objects import (
     etcd_object,
     etcd_selector,
     headless,
+    labels_of,
     new_object,
     policy_name,
     shared_object,
@@ -28,8 +29,8 @@ from pdcluster_schema.labels import (
     REVISION,
     ROLE,
     SEEN_REPLICAS,
+    TEMPLATE,
     pool_labels,
-    workload_labels,
 )
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import (
@@ -209,11 +210,14 @@ def workload_budget(
     owner: Owner, workload: WorkloadId, min_available: int, num_pods: int = 1
 ) -> Manifest:
     """min_available: workers, of so many pods each"""
-    labels = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
     spec = _budget(workload_selector(workload), {"minAvailable": min_available})
     if num_pods > 1:
         spec |= group_budget(workload, min_available, num_pods)
-    return new_object(_BUDGET, workload.name, owner, labels, spec=spec)
+    if not workload.template:  # a pod of two budgets could not be evicted at all
+        others = spec["selector"].get("matchExpressions", [])
+        own = {"key": TEMPLATE, "operator": "DoesNotExist"}
+        spec["selector"] = {**spec["selector"], "matchExpressions": [*others, own]}
+    return new_object(_BUDGET, workload.name, owner, labels_of(workload), spec=spec)
 
 
 def etcd_budget(owner: Owner) -> Manifest:

@@ -4,7 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pdcluster_schema.labels import CLUSTER, COMPONENT, ETCD, POOL, REVISION, ROLE, cluster_labels
+from pdcluster_schema.labels import (
+    CLUSTER,
+    COMPONENT,
+    ETCD,
+    POOL,
+    REVISION,
+    ROLE,
+    TEMPLATE,
+    cluster_labels,
+    workload_labels,
+)
 from pdcluster_schema.pdcluster import KIND
 from pdcluster_schema.stock_engine import STOCK
 from pdcluster_schema.workload import WorkloadId
@@ -92,7 +102,16 @@ def workload_selector(workload: WorkloadId) -> dict[str, str]:
         ROLE: workload.role,
         POOL: workload.pool,
         REVISION: workload.revision,
+        **({TEMPLATE: workload.template} if workload.template else {}),
     }
+
+
+def labels_of(workload: WorkloadId, role: str | None = None) -> dict[str, str]:
+    """`workload_labels` of it; role: of its followers"""
+    return workload_labels(
+        *(workload.cluster, role or workload.role, workload.pool),
+        *(workload.revision, workload.template),
+    )
 
 
 def workers_selector(cluster: str) -> Manifest:

@@ -32,6 +32,7 @@ from pdcluster_api.manifests.objects import (
     Manifest,
     Owner,
     RenderSettings,
+    labels_of,
     new_object,
     workload_selector,
 )
@@ -39,9 +40,10 @@ from pdcluster_api.manifests.vllm import has_engine_container
 from pdcluster_api.manifests.worker_config import engine_config, policy_config
 from pdcluster_api.manifests.worker_pod import worker_model, worker_pod
 from pdcluster_schema.accelerators import accelerators
-from pdcluster_schema.labels import CLUSTER, POOL, REVISION, ROLE, TEMPLATE_HASH, workload_labels
+from pdcluster_schema.continuation import snapshot_hashes
+from pdcluster_schema.labels import CLUSTER, POOL, REVISION, ROLE, TEMPLATE, TEMPLATE_HASH
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.revision import revision_of, template_hash
+from pdcluster_schema.revision import revision_of, templates_of
 from pdcluster_schema.sections import ENGINELESS, ROUTER, PoolSpec
 from pdcluster_schema.workload import GroupId, WorkloadId, workload_name
 
@@ -65,8 +67,7 @@ def render_record(
     )
     pools = cluster.spec.roles.present()[workload.role].pools
     pool = next(pool for pool in pools if pool.name == workload.pool)
-    labels = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
-    hashed = template_hash(cluster.spec, workload.role)
+    labels, hashes = labels_of(workload), snapshot_hashes(cluster.spec, workload.role)
     config = engine_config(
         cluster,
         workload.role,
@@ -91,7 +92,7 @@ def render_record(
             **placement_of_groups(cluster.spec.placement),
             **gang_of(cluster.spec.placement),
         }
-    name, marks = record_name(workload, hashed), {**labels, TEMPLATE_HASH: hashed}
+    name, marks = record_name(workload, hashes[TEMPLATE_HASH]), {**labels, **hashes}
     return new_object("apps/v1/ControllerRevision", name, owner, marks, revision=1, data=data)
 
 
@@ -100,12 +101,12 @@ def record_name(workload: WorkloadId, hashed: str) -> str:
     return f"{workload.name}-{hashed}" if workload.role in ENGINELESS else workload.name
 
 
-def hashed_record(record: Manifest, hashed: str) -> Manifest:
-    """With the hash by which it is found, which snapshots of older operators lack."""
+def hashed_record(record: Manifest, hashes: Mapping[str, str]) -> Manifest:
+    """With the labels by which it is found, which snapshots of older operators lack."""
     metadata = record["metadata"]
-    if metadata["labels"].get(TEMPLATE_HASH) == hashed:
+    labels = {**metadata["labels"], **hashes}
+    if labels == metadata["labels"]:
         return record
-    labels = {**metadata["labels"], TEMPLATE_HASH: hashed}
     return {**record, "metadata": {**metadata, "labels": labels}}
 
 
@@ -120,7 +121,8 @@ def render_workload(
     runs: of workers of several pods that are there
     """
     data, marks = record["data"], record["metadata"]["labels"]
-    workload = WorkloadId(*(marks[label] for label in (CLUSTER, ROLE, POOL, REVISION)))
+    place = marks[CLUSTER], marks[ROLE], marks[POOL]
+    workload = WorkloadId(*place, marks[REVISION], marks.get(TEMPLATE, ""))
     stateful_set, config = data["statefulSet"], data["engineConfig"]
     engine = new_object(
         "v1/ConfigMap",
@@ -206,8 +208,7 @@ def _stateful_set(workload: WorkloadId, template: Manifest) -> Manifest:
         "selector": {"matchLabels": marks},
         "template": template,
     }
-    labels = workload_labels(workload.cluster, marks[ROLE], workload.pool, workload.revision)
-    return {"metadata": {"labels": labels}, "spec": spec}
+    return {"metadata": {"labels": labels_of(workload, marks[ROLE])}, "spec": spec}
 
 
 __all__ = [
@@ -253,8 +254,9 @@ def render_shared(
     """
     role, picker = serving_role or cluster.spec.ingress_role, cluster.spec.service.endpoint_picker
     records = list(records)
+    templates, revision = templates_of(cluster.spec), revision_of(cluster.spec)
     pods = {
-        workload_name(cluster.metadata.name, role, pool.name, revision_of(cluster.spec)): number
+        workload_name(cluster.metadata.name, role, pool.name, templates.get(role, revision)): number
         for role, spec in cluster.spec.roles.present().items()
         for pool in spec.pools
         if (number := cluster.spec.pods_per_replica(role, pool)) > 1

@@ -60,7 +60,7 @@ def desired_state(cluster: PDCluster, observed: Observed, now: str) -> DesiredSt
     inputs = plan_inputs(cluster, observed, now)
     step = next_step(
         cluster.spec.rollout.strategy,
-        inputs.target,
+        inputs.declared,
         observed,
         is_target_ready=inputs.is_target_ready,
         lost=inputs.ending.lost,
@@ -70,8 +70,8 @@ def desired_state(cluster: PDCluster, observed: Observed, now: str) -> DesiredSt
     if cluster.spec.rollout.strategy != "Recreate":
         over_budget = rollout_over_budget(
             cluster.spec.autoscale,
-            inputs.target,
-            (*target, *kept),
+            inputs.declared,
+            (*target, *kept, *leaving),
             inputs.sizes,
             observed.workloads,
         )
@@ -91,10 +91,8 @@ def target_workloads(inputs: PlanInputs, step: RolloutStep) -> Iterator[Workload
     """Workloads of the declared revision; only the existing ones while an older one ends first."""
     for size in inputs.sizes:
         if step.waits_for is None or inputs.existing.of(*size.key, inputs.target):
-            desired = 0 if inputs.is_rolled_back else size.desired
-            yield Workload(
-                WorkloadId(inputs.cluster.metadata.name, *size.key, inputs.target), desired
-            )
+            workload = inputs.declared.workload(inputs.cluster.metadata.name, *size.key)
+            yield Workload(workload, 0 if inputs.is_given_up(workload) else size.desired)
 
 
 def kept_workloads(inputs: PlanInputs, step: RolloutStep) -> Iterator[Workload]:
@@ -103,34 +101,41 @@ def kept_workloads(inputs: PlanInputs, step: RolloutStep) -> Iterator[Workload]:
     new revision takes no worker from the serving one. One whose pool is no longer declared keeps
     its size.
     """
-    desired = {size.key: size.desired for size in inputs.sizes}
     for workload in step.kept:
-        sizes = (desired.get((workload.role, workload.pool)), size_before(inputs, workload))
-        yield Workload(workload, max((size for size in sizes if size is not None), default=1))
+        yield _kept(inputs, workload)
+
+
+def _kept(inputs: PlanInputs, workload: WorkloadId) -> Workload:
+    desired = {size.key: size.desired for size in inputs.sizes}
+    sizes = (desired.get((workload.role, workload.pool)), size_before(inputs, workload))
+    return Workload(workload, max((size for size in sizes if size is not None), default=1))
 
 
 def size_before(inputs: PlanInputs, workload: WorkloadId) -> int | None:
-    state = inputs.existing.of(workload.role, workload.pool, workload.revision)
-    kept_sizes = Previous(inputs.observed.status).kept()
-    return kept_sizes.get(workload.name, None if state is None else state.desired)
+    living = (state for state in inputs.observed.workloads if not state.gone)
+    size = next((state.desired for state in living if state.id == workload), None)
+    return Previous(inputs.observed.status).kept().get(workload.name, size)
 
 
 def leaving_pools(inputs: PlanInputs) -> tuple[Workload, ...]:
-    """Pools of the serving revision that are no longer declared: they answer until their role is
-    ready.  One that answers nothing goes: it would only keep others from what they wait for. Not
-    with Recreate, which removes the old pods first.
+    """Workloads of the serving revision whose pool is no longer declared, or whose role has another
+    template: they answer until their role is ready.  One that answers nothing goes: it would only
+    keep others from what they wait for. Not with Recreate, which removes the old pods first.
     """
     if inputs.current != inputs.target or inputs.cluster.spec.rollout.strategy == "Recreate":
         return ()
-    declared = {size.key for size in inputs.sizes}
+    pools = {size.key for size in inputs.sizes}
     unready = {view.name for view in inputs.views() if not view.is_ready}
     states = [
         state
         for state in inputs.existing.of_revision(inputs.target)
         if state.ready and not state.gone and state.id.role in unready
     ]
-    left = [state for state in states if (state.id.role, state.id.pool) not in declared]
-    return tuple(Workload(state.id, size_before(inputs, state.id) or 0) for state in left)
+    gone = [state.id for state in states if (state.id.role, state.id.pool) not in pools]
+    left = (Workload(each, size_before(inputs, each) or 0) for each in gone)
+    others = (state.id for state in states if state.id not in gone)
+    replaced = (_kept(inputs, each) for each in others if not inputs.declared.has(each))
+    return (*left, *replaced)
 
 
 def _ingress_role(inputs: PlanInputs) -> str:
@@ -178,7 +183,10 @@ def plan_cluster(desired: DesiredState) -> ClusterPlan:
         serving_role=desired.serving_role,
         workloads=drain.workloads,
         scalers=tuple(
-            plan_scaler(inputs.cluster.metadata.name, size, inputs.shown(size), inputs.target)
+            plan_scaler(
+                *(inputs.cluster.metadata.name, size, inputs.shown(size), inputs.target),
+                is_replaced=size.role in inputs.replaced_roles,
+            )
             for size in inputs.sizes
         ),
         reports_first=is_decision or is_over,
@@ -200,15 +208,16 @@ def sizes_of(cluster: PDCluster, observed: Observed) -> tuple[PoolSize, ...]:
 def requested_sizes(cluster: PDCluster, observed: Observed) -> RequestedSizes:
     """Replicas that are asked for now, as if the declared revision could not take over yet."""
     inputs = plan_inputs(cluster, observed)
-    step = next_step(cluster.spec.rollout.strategy, inputs.target, observed, is_target_ready=False)
+    step = next_step(
+        cluster.spec.rollout.strategy, inputs.declared, observed, is_target_ready=False
+    )
     workloads = (
         *target_workloads(inputs, step),
         *kept_workloads(inputs, step),
         *leaving_pools(inputs),
     )
-    return RequestedSizes(
-        inputs.sizes, inputs.target, workloads, is_rolled_back=inputs.is_rolled_back
-    )
+    given_up = frozenset(each.id for each in workloads if inputs.is_given_up(each.id))
+    return RequestedSizes(inputs.sizes, inputs.declared, workloads, given_up)
 
 
 PoolAccelerators = Mapping[tuple[str, str, str], tuple[int, int]]

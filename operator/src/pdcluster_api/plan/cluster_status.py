@@ -53,6 +53,9 @@ def plan_status(desired: DesiredState) -> StatusPlan:
         stalled=None if inputs.rollout is None else inputs.rollout.stalled,
         deadline=inputs.deadline,
         is_rolled_back=inputs.is_rolled_back,
+        changing=frozenset(
+            view.name for view in views if view.name in inputs.replaced_roles and not view.is_ready
+        ),
         lost=inputs.ending.lost,
     )
     disaggregation, verified = _disaggregation(desired, previous)

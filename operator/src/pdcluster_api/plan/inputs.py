@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pdcluster_api.plan.observed.pools import (
     PREFILL,
     DeclaredPool,
+    DeclaredRevision,
     Ending,
     RoleView,
     Workloads,
@@ -27,8 +28,7 @@ from pdcluster_api.plan.status.autoscaled import autoscaled
 from pdcluster_api.plan.status.conditions import missing_parts, waiting_for
 from pdcluster_api.plan.status.discovery import discovery_answers
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.revision import revision_of
-from pdcluster_schema.workload import PoolKey
+from pdcluster_schema.workload import PoolKey, WorkloadId
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,19 @@ class PlanInputs:
     is_target_ready: bool  # whether the declared revision can take over
     rollout: Rollout | None  # the one that is under way to it; None = none is
     ending: Ending = field(default_factory=Ending)  # its terminating pods
+    declared: DeclaredRevision = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "declared", DeclaredRevision.of(self.cluster.spec))
+
+    @property
+    def replaced(self) -> list[WorkloadState]:
+        """Workloads of the declared revision that others of their role take the place of."""
+        return self.existing.replaced()
+
+    @property
+    def replaced_roles(self) -> frozenset[str]:
+        return frozenset(state.id.role for state in self.replaced)
 
     @property
     def deadline(self) -> int:
@@ -49,19 +62,32 @@ class PlanInputs:
 
     @property
     def has_fallback(self) -> bool:
-        """True if another revision serves, if only by its name, until the declared one is whole."""
-        is_other = self.current not in (None, self.target)
+        """True if others serve, if only by their name, until those that are declared are whole."""
+        is_other = self.current not in (None, self.target) or bool(self.replaced)
         return is_other and self.cluster.spec.rollout.strategy != "Recreate"
 
     @property
     def is_rolled_back(self) -> bool:
         return is_rolled_back(
-            self.rollout, self.target, self.deadline, has_fallback=self.has_fallback
+            self.rollout, self.rollout_name, self.deadline, has_fallback=self.has_fallback
         )
+
+    @property
+    def rollout_name(self) -> str:
+        """The declared revision, with the templates of roles that changed within it."""
+        templates = sorted(self.declared.templates.items())
+        return "-".join([self.target, *(template for _, template in templates)])
+
+    def is_given_up(self, workload: WorkloadId) -> bool:
+        """Return whether it is to have no workers: others of its role, or of all, go on."""
+        if not self.is_rolled_back or not self.declared.has(workload):
+            return False
+        return self.current != self.target or workload.role in self.replaced_roles
 
     def shown(self, size: PoolSize) -> WorkloadState | None:
         """The workload of a pool's numbers: of the serving revision, else of the declared one."""
-        return self.existing.of(*size.key, self.current) or self.existing.of(*size.key, self.target)
+        serving = self.existing.serving(*size.key, self.current)
+        return serving or self.existing.of(*size.key, self.target)
 
     def views(self) -> Iterator[RoleView]:
         for role in self.cluster.spec.roles.present():
@@ -75,7 +101,8 @@ class PlanInputs:
 
 def plan_inputs(cluster: PDCluster, observed: Observed, now: str | None = None) -> PlanInputs:
     """now: RFC 3339; None = the clock of a rollout stands where the last status has it"""
-    existing, target = Workloads(observed), revision_of(cluster.spec)
+    declared_revision = DeclaredRevision.of(cluster.spec)
+    existing, target = Workloads(observed, declared_revision), declared_revision.revision
     declared = pool_sizes(cluster.spec, observed.scalers, _last_sizes(cluster, observed, target))
     sizes = autoscaled(cluster.spec.autoscale, declared, observed)
     has_ingress = any(size.desired for size in sizes if size.role != PREFILL)
@@ -104,10 +131,10 @@ def plan_inputs(cluster: PDCluster, observed: Observed, now: str | None = None) 
 def _rollout_state(inputs: PlanInputs, *, is_whole: bool) -> RolloutState:
     observed, views = inputs.observed, tuple(inputs.views())
     is_recreated = inputs.cluster.spec.rollout.strategy == "Recreate"
-    left = old_pods_of(inputs.target, observed, inputs.ending.lost) if is_recreated else None
+    left = old_pods_of(inputs.declared, observed, inputs.ending.lost) if is_recreated else None
     is_new = Previous(observed.status).text("revision") != inputs.target
     return RolloutState(
-        revision=inputs.target,
+        revision=inputs.rollout_name,
         deadline=inputs.deadline,
         ready=sum(view.num_target_ready for view in views),
         left=0 if left is None else left.num_pods,

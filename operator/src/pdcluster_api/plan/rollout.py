@@ -9,6 +9,8 @@ Service that could not be written never leads to workers that are gone.
 Recreate: A goes -> nothing is left of A: B is made and the Service switches.
 A's StatefulSets are to be seen while they have pods: the pods alone would not
 do, since the watch may deliver them late.  Pods that are lost with their node are not waited for.
+A role that changes within the revision (`DeclaredRevision.templates`) goes the same way alone:
+BlueGreen: its old workers stay until the new ones are ready, then drain.
 A third revision replaces an unfinished target; back to A drops the target.
 A selector that was turned to B by hand before B was ready is turned back.
 """
@@ -20,6 +22,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
+from pdcluster_api.plan.observed.pools import DeclaredRevision, Workloads
 from pdcluster_api.plan.observed.state import (
     Observed,
     PodState,
@@ -93,18 +96,20 @@ def _was_edited(
 
 def next_step(
     strategy: Strategy,
-    target: str,
+    declared: DeclaredRevision,
     observed: Observed,
     *,
     is_target_ready: bool,
     lost: Collection[str] = (),
 ) -> RolloutStep:
     """lost: pods of lost nodes, which never end"""
+    target = declared.revision
     current = current_revision(observed, target, is_target_ready=is_target_ready)
+    if strategy == "Recreate":
+        is_there = current == target and not Workloads(observed, declared).replaced()
+        return RolloutStep(serving=target) if is_there else _recreate(declared, observed, lost)
     if current == target:
         return RolloutStep(serving=target)
-    if strategy == "Recreate":
-        return _recreate(target, observed, lost)
     return _blue_green(target, current, observed, is_target_ready=is_target_ready)
 
 
@@ -120,8 +125,8 @@ def _blue_green(
     return RolloutStep(serving=target if is_target_ready else current, kept=tuple(sorted(kept)))
 
 
-def _recreate(target: str, observed: Observed, lost: Collection[str]) -> RolloutStep:
-    left = old_pods_of(target, observed, lost)
+def _recreate(declared: DeclaredRevision, observed: Observed, lost: Collection[str]) -> RolloutStep:
+    target, left = declared.revision, old_pods_of(declared, observed, lost)
     if left is None:
         return RolloutStep(serving=target)
     serves_already = any(
@@ -131,12 +136,16 @@ def _recreate(target: str, observed: Observed, lost: Collection[str]) -> Rollout
     return RolloutStep(serving=target if serves_already else before, waits_for=left)
 
 
-def old_pods_of(target: str, observed: Observed, lost: Collection[str] = ()) -> OldPods | None:
-    """Rest of other revisions; None = nothing.  lost: pods of lost nodes, which never end"""
+def old_pods_of(
+    declared: DeclaredRevision, observed: Observed, lost: Collection[str] = ()
+) -> OldPods | None:
+    """Rest of others than are declared; None = nothing.  lost: pods of lost nodes, which never
+    end
+    """
     states = [
         state
         for state in observed.workloads
-        if state.id.revision != target and not _is_lost(state, lost)
+        if not declared.has(state.id) and not _is_lost(state, lost)
     ]
     pods = sorted((pod for state in states for pod in state.pods), key=lambda pod: pod.name)
     return (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from pdcluster_api.plan.autoscale.values import Holding, PoolFacts
 from pdcluster_api.plan.drain.draining import ordinal_of
-from pdcluster_api.plan.observed.pools import Workloads
+from pdcluster_api.plan.observed.pools import DeclaredRevision, Workloads
 from pdcluster_api.plan.observed.state import (
     Observed,
     PodState,
@@ -119,20 +119,30 @@ def clamp(replicas: int, pool: PoolSpec) -> int:
 
 
 def plan_scaler(
-    cluster: str, size: PoolSize, shown: WorkloadState | None, serving: str
+    cluster: str,
+    size: PoolSize,
+    shown: WorkloadState | None,
+    serving: str,
+    *,
+    is_replaced: bool = False,
 ) -> ScalerPlan:
-    """shown: the workload of its status, else that of the revision `serving`"""
-    # Labels of one revision, for HPA: a rollout counts no worker twice.
+    """shown: the workload of its status, else that of the revision `serving`; is_replaced: its role
+    has another one beside it
+    """
+    # Labels of one workload, for HPA: a rollout counts no worker twice.
     selector = {
         labels.CLUSTER: cluster,
         labels.ROLE: size.role,
         labels.POOL: size.pool.name,
         labels.REVISION: serving if shown is None else shown.id.revision,
     }
-    status = {
-        "replicas": 0 if shown is None else shown.current,
-        "selector": ",".join(f"{key}={value}" for key, value in selector.items()),
-    }
+    terms = [f"{key}={value}" for key, value in selector.items()]
+    if shown is not None and shown.id.template:
+        terms.append(f"{labels.TEMPLATE}={shown.id.template}")
+    elif is_replaced:
+        terms.append(f"!{labels.TEMPLATE}")
+    replicas = 0 if shown is None else shown.current
+    status = {"replicas": replicas, "selector": ",".join(terms)}
     return ScalerPlan(size.role, size.pool.name, size.pool.replicas, size.request, status)
 
 
@@ -142,10 +152,10 @@ PoolAccelerator = tuple[PoolKey, str]  # A pool, and a type of accelerator
 @dataclass(frozen=True)
 class RequestedSizes:
     sizes: Sequence[PoolSize]  # of the declared pools
-    revision: str  # the declared one
+    declared: DeclaredRevision
     # all that a reconcile makes or keeps, with sizes; declared pools follow theirs
     workloads: Sequence[Workload]
-    is_rolled_back: bool = False  # but for the declared revision's, which are to have no workers
+    given_up: frozenset[WorkloadId] = frozenset()  # those of them that are to have no workers
 
 
 @dataclass(frozen=True)
@@ -174,14 +184,14 @@ def pool_facts(
     Numbers are those of the serving revision, or of the declared one for pools without any;
     accelerators are held by the pods of all revisions, each StatefulSet by itself.
     """
-    existing, kept = Workloads(observed), Previous(observed.status).kept()
+    declared, kept = requested.declared, Previous(observed.status).kept()
+    existing = Workloads(observed, declared)
     observed, lost = _without_lost(observed, scrape_state.lost)
     holdings, found = _holdings(requested, observed, lost), []
     for size in requested.sizes:
-        state = existing.of(*size.key, observed.service_revision) or existing.of(
-            *size.key, requested.revision
-        )
-        is_older = state is not None and state.id.revision != requested.revision
+        serving = existing.serving(*size.key, observed.service_revision)
+        state = serving or existing.of(*size.key, declared.revision)
+        is_older = state is not None and not declared.has(state.id)
         before = kept.get(state.id.name, 0) if state is not None and is_older else 0
         num_held = sum(
             each.num_pods for each in observed.workloads if (each.id.role, each.id.pool) == size.key
@@ -250,11 +260,7 @@ def _holdings(
         key, state, size = (each.role, each.pool), states.get(each), planned.get(each, 0)
         of = (before | declared).get(key, ("", 1))
         own = (state.gpu or of[0], state.gpus_per_replica or of[1]) if state else of
-        grows = (
-            each in planned
-            and key in declared
-            and not (requested.is_rolled_back and each.revision == requested.revision)
-        )
+        grows = each in planned and key in declared and each not in requested.given_up
         # one as it is declared comes in its place
         if own != of and state is not None and state.gone:
             found[key, of[0]] += (_holding(None, size, of, grows=grows),)

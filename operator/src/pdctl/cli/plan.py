@@ -16,6 +16,7 @@ from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import load_applied, parse_stored
 from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.sections import ENGINELESS
 from pdcluster_schema.text import shortened
 from pdctl.cli import plan_slo as slo_options
 from pdctl.cli.bench_common import Plot
@@ -35,13 +36,18 @@ from pdctl.cli.options import (
 from pdctl.cli.plan_slo import SloOptions, plan_for_objective
 from pdctl.cli.table import WIDTH, table
 from pdctl.preview.differences import identity_faults
-from pdctl.preview.preview import Effect, Preview, preview, steady_state
+from pdctl.preview.preview import Effect, Preview, preview, preview_of_files
 
 _MAX_VALUE = 24  # characters of a value in the table
 _STRATEGIES = {
     "BlueGreen": "its workers come up beside the old ones, the Service switches when all of them "
     "are ready, then the old ones drain",
     "Recreate": "the old workers end first, and nothing answers until the new ones are ready",
+}
+_ROLE_STRATEGIES = {
+    "BlueGreen": "new ones come up beside the old ones and serve with them; when all new ones are "
+    "ready, the old ones drain",
+    "Recreate": "the old ones of that role end first",
 }
 
 
@@ -107,13 +113,25 @@ def _revision(found: Preview) -> str:
             if is_policy
             else ""
         )
-        replaced = any(change.effect is Effect.ROUTERS for change in found.changes)
-        others = "routers alone are replaced" if replaced else "no worker is replaced"
-        return f"No new revision: {found.after} stays, and {others}.{policy}"
+        return f"No new revision: {found.after} stays, and {_replaced(found)}.{policy}"
+    first = next((path for path in found.replaced.values() if path), "")
+    why = f" The first field that replaces all of them is {first}." if first else ""
     return (
         f"A new revision follows: {found.after} replaces {found.before} by {found.strategy}: "
-        f"{_STRATEGIES[found.strategy]}."
+        f"{_STRATEGIES[found.strategy]}.{why}"
     )
+
+
+def _replaced(found: Preview) -> str:
+    """Roles that are replaced where the revision stays, why and how."""
+    if not found.replaced:
+        return "no worker is replaced"
+    roles = " and ".join(
+        f"{role} ({path})" if path else role for role, path in found.replaced.items()
+    )
+    computing = found.replaced.keys() - set(ENGINELESS)
+    how = f", by {found.strategy}: {_ROLE_STRATEGIES[found.strategy]}" if computing else ""
+    return f"workers of {roles} alone are replaced{how}"
 
 
 def _pools(found: Preview) -> str:
@@ -246,7 +264,7 @@ def _plan(
     else:
         if faults := identity_faults(old, new):
             raise refused(file, faults)
-        found = preview(new, old, steady_state(old), _now())
+        found = preview_of_files(new, old, _now())
     typer.echo(render_preview(new, found))
     if not found.refused:
         return None

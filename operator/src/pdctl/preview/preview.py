@@ -4,12 +4,13 @@ It compares the plan of the new object with what is there; a default equals a va
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from pdcluster_api.plan.cluster import desired_state, requested_sizes, sizes_of
+from pdcluster_api.plan.observed.pools import DeclaredRevision
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
     Observed,
@@ -20,11 +21,12 @@ from pdcluster_api.plan.observed.state import (
 )
 from pdcluster_api.plan.sizes import PoolSize, ScrapeState, held_by_type, pool_facts
 from pdcluster_schema.accelerators import NUMBERS, accelerators_text
+from pdcluster_schema.continuation import continued, snapshots_of
 from pdcluster_schema.faults import Fault
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
-from pdcluster_schema.revision import at_revision, revision_of, template_hash
+from pdcluster_schema.revision import revision_of, template_hash, templates_of
 from pdcluster_schema.sections import ENGINELESS, PoolSpec
-from pdcluster_schema.workload import PoolKey, WorkloadId
+from pdcluster_schema.workload import PoolKey
 from pdctl.preview.differences import changed_fields, immutable_faults
 from pdctl.preview.forecast import forecast, upcoming_conflicts, why_resized
 
@@ -33,6 +35,7 @@ _UNKNOWN = "unknown"  # the accelerator of a pool that is declared no more
 
 class Effect(Enum):
     REVISION = "new workers: a new revision"
+    ROLE = "new workers of that role alone"
     ROUTERS = "routers: one after another, no other worker is replaced"
     NONE = "nothing: no worker gets another value"
     POLICY = "policy: in a minute or two, without a restart"
@@ -127,6 +130,8 @@ class Preview:
     accelerators: tuple[Accelerators, ...] = ()
     problems: tuple[Problem, ...] = ()
     refused: tuple[Fault, ...] = ()
+    # roles of which the workers are replaced, each with the first field for which; empty = unknown
+    replaced: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_rollout(self) -> bool:
@@ -136,8 +141,9 @@ class Preview:
 def steady_state(cluster: PDCluster) -> Observed:
     """A cluster that is as declared: all workers ready, all scalers at `replicas`."""
     revision, pools = revision_of(cluster.spec), _declared(cluster.spec)
+    declared = DeclaredRevision.of(cluster.spec)
     states = [
-        WorkloadState(WorkloadId(cluster.metadata.name, *key, revision), size, size, size, size)
+        WorkloadState(declared.workload(cluster.metadata.name, *key), size, size, size, size)
         for key, pool in pools.items()
         for size in (pool.replicas,)
     ]
@@ -157,6 +163,11 @@ def steady_state(cluster: PDCluster) -> Observed:
     )
 
 
+def preview_of_files(new: PDCluster, old: PDCluster, now: str) -> Preview:
+    """Preview applying `new` to a cluster that is as `old` declares it."""
+    return preview(continued(new, snapshots_of(old)), old, steady_state(old), now)
+
+
 def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, now: str) -> Preview:
     """Preview applying `new`.
 
@@ -164,8 +175,6 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
     observed: None = nothing runs
     now:      RFC 3339 in UTC
     """
-    if old is not None and template_hash(old.spec) == template_hash(new.spec):
-        new = at_revision(new, revision_of(old.spec))
     nothing = Observed(generation=0, status={}, discovery=DiscoveryState(managed=True))
     there = forecast(new, _typed(observed or nothing, old), now)
     after = revision_of(new.spec)
@@ -173,12 +182,14 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
     running = _running(there, after)
     sizes = sizes_of(new, there)
     known = {**({} if old is None else _declared(old.spec)), **_declared(new.spec)}
+    replaced = {} if old is None else _replaced(old, new, is_rollout=before != after)
+    changes = () if old is None else tuple(_changes(old, new, set(replaced), before != after))
     return Preview(
         before=before,
         after=after,
         strategy=new.spec.rollout.strategy,
         mode=(None if old is None else old.spec.autoscale.mode, new.spec.autoscale.mode),
-        changes=() if old is None else tuple(_changes(old, new, is_rollout=before != after)),
+        changes=changes,
         pools=tuple(_pools(new.spec, sizes, running, known, there.decision)),
         accelerators=tuple(_accelerators(new, there)),
         problems=(
@@ -187,15 +198,39 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
             *upcoming_conflicts(new.spec, now),
         ),
         refused=() if old is None else immutable_faults(old, new),
+        replaced={
+            role: next((each.path for each in changes if _concerns(each.path, role)), "")
+            for role in replaced
+        },
     )
 
 
-def _changes(old: PDCluster, new: PDCluster, *, is_rollout: bool) -> Iterator[Change]:
+def _replaced(old: PDCluster, new: PDCluster, *, is_rollout: bool) -> list[str]:
+    """Roles that both have, of which the workers are replaced."""
+    both = [role for role in new.spec.roles.present() if role in old.spec.roles.present()]
+    return [role for role in both if is_rollout or _differs(old.spec, new.spec, role)]
+
+
+def _differs(old: PDClusterSpec, new: PDClusterSpec, role: str) -> bool:
+    if role in ENGINELESS:
+        return template_hash(old, role) != template_hash(new, role)
+    return templates_of(old).get(role) != templates_of(new).get(role)
+
+
+def _concerns(path: str, role: str) -> bool:
+    """Return whether a field is of a role's pods, or of all pods."""
+    is_of_another = path.startswith("spec.roles.") and not path.startswith(f"spec.roles.{role}.")
+    return effect_of(path) is Effect.REVISION and not is_of_another
+
+
+def _changes(
+    old: PDCluster, new: PDCluster, replaced: Set[str], is_rollout: bool
+) -> Iterator[Change]:
     named = {pool.gpu for pool in _declared(old.spec).values()}
     for path, before, after in changed_fields(old, new):
         effect = effect_of(path)
         if effect is Effect.REVISION and not is_rollout:
-            effect = Effect.ROUTERS if _is_of_routers(path, old, new) else Effect.NONE
+            effect = _within_revision(path, replaced)
         elif effect is Effect.AUTOSCALER and new.spec.autoscale.mode == "Off":
             effect = Effect.ASLEEP
         elif (
@@ -212,10 +247,10 @@ def _changes(old: PDCluster, new: PDCluster, *, is_rollout: bool) -> Iterator[Ch
         yield Change(path, before, after, effect)
 
 
-def _is_of_routers(path: str, old: PDCluster, new: PDCluster) -> bool:
-    """Return whether a changed field replaces routers only."""
-    role = next((role for role in ENGINELESS if path.startswith(f"spec.roles.{role}.")), None)
-    return role is not None and template_hash(old.spec, role) != template_hash(new.spec, role)
+def _within_revision(path: str, replaced: Set[str]) -> Effect:
+    """Effect of a field of pods where the revision stays."""
+    mine = {role for role in replaced if _concerns(path, role)}
+    return Effect.ROLE if mine.difference(ENGINELESS) else Effect.ROUTERS if mine else Effect.NONE
 
 
 def effect_of(path: str) -> Effect:

@@ -59,14 +59,19 @@ def make_cluster(
     mixed: Pools = (),
     engine: int = 64,
     strategy: str = "BlueGreen",
+    of_role: Mapping[str, int] | None = None,
 ) -> PDCluster:
     """A cluster called chat.  engine: its maxSequences, so that another number is another revision;
-    mixed: instead of the other roles.
+    of_role: that of roles with one of their own; mixed: instead of the other roles.
     """
     roles = {"mixed": mixed} if mixed else {"prefill": prefill, "decode": decode}
+    own = {role: {"engine": {"maxSequences": number}} for role, number in (of_role or {}).items()}
     spec = {
         "model": {"name": "tiny", "path": "/models/tiny"},
-        "roles": {role: {"pools": [dict(each) for each in pools]} for role, pools in roles.items()},
+        "roles": {
+            role: {"pools": [dict(each) for each in pools], **own.get(role, {})}
+            for role, pools in roles.items()
+        },
         "engine": {"maxSequences": engine},
         "rollout": {"strategy": strategy},
     }

@@ -47,7 +47,7 @@ class SimulatedCluster:
     """Objects of one PDCluster on the API server, and its pods.
 
     sets:   replicas of every StatefulSet
-    broken: revisions whose pods never become ready
+    broken: revisions, and templates within them, whose pods never become ready
     """
 
     generation: int = 1
@@ -79,7 +79,7 @@ class SimulatedCluster:
 
     def _state(self, workload: WorkloadId) -> WorkloadState:
         pods = self.pods.get(workload, Pods())
-        is_broken = workload.revision in self.broken
+        is_broken = self._is_broken(workload)
         return WorkloadState(
             id=workload,
             desired=self.sets.get(workload, 0),
@@ -92,6 +92,9 @@ class SimulatedCluster:
                 for ordinal in range(pods.starting if is_broken else 0)
             ),
         )
+
+    def _is_broken(self, workload: WorkloadId) -> bool:
+        return not self.broken.isdisjoint({workload.revision, workload.template})
 
     def plan(self, cluster: PDCluster, now: str = NOW) -> Planned:
         return plan_all(cluster, self.observe(), now)
@@ -138,7 +141,7 @@ class SimulatedCluster:
             self.fail(workload)
         elif pods.living < desired:
             pods.starting += 1
-        elif pods.starting and workload.revision not in self.broken:
+        elif pods.starting and not self._is_broken(workload):
             pods.starting, pods.ready = pods.starting - 1, pods.ready + 1
 
     def fail(self, workload: WorkloadId) -> None:

@@ -18,13 +18,15 @@ from pdctl.preview.preview import (
     Preview,
     effect_of,
     preview,
+    preview_of_files,
     steady_state,
 )
 from tests.operator.pdcluster_api.plan.clusters import NOW, identity, make_cluster, pool, workload
 from tests.schema.object_cases import NIGHT, Change, at, both, minimal
-from tests.schema.revision_cases import ROLLS, STAYS
+from tests.schema.revision_cases import OF_ONE_ROLE, ROLLS, STAYS
 
 B200 = {"gpu": "B200"}
+STRATEGY = "spec.rollout.strategy"
 
 
 def changed(change: Change, before: Change | None = None) -> tuple[PDCluster, PDCluster]:
@@ -37,7 +39,7 @@ def changed(change: Change, before: Change | None = None) -> tuple[PDCluster, PD
 
 
 def of_files(old: PDCluster, new: PDCluster) -> Preview:
-    return preview(new, old, steady_state(old), NOW)
+    return preview_of_files(new, old, NOW)
 
 
 def accelerators(found: Preview) -> dict[str, tuple[int, int, int]]:
@@ -58,7 +60,7 @@ def test_a_roles_own_value_counts_even_if_it_is_the_default():
     )
 
     assert changed_fields(old, new) == [("spec.roles.decode.engine.maxSequences", None, 64)]
-    assert of_files(old, new).is_rollout
+    assert list(of_files(old, new).replaced) == ["decode"]
 
 
 def test_a_value_that_each_role_overrides_does_nothing():
@@ -71,7 +73,7 @@ def test_a_value_that_each_role_overrides_does_nothing():
     assert [change.effect for change in of_files(old, new).changes] == [Effect.NONE]
 
 
-@pytest.mark.parametrize("name", ROLLS)
+@pytest.mark.parametrize("name", ROLLS.keys() - OF_ONE_ROLE)
 def test_what_makes_a_revision_is_shown_as_such(name: str):
     old, new = changed(ROLLS[name])
     found = of_files(old, new)
@@ -79,6 +81,31 @@ def test_what_makes_a_revision_is_shown_as_such(name: str):
     assert found.is_rollout
     assert (found.before, found.after) == (revision_of(old.spec), revision_of(new.spec))
     assert name == "other roles" or Effect.REVISION in {change.effect for change in found.changes}
+    assert name == "other roles" or set(found.replaced) == {"prefill", "decode"}
+
+
+@pytest.mark.parametrize("name", OF_ONE_ROLE)
+def test_what_concerns_one_role_replaces_its_workers_alone(name: str):
+    old, new = changed(ROLLS[name])
+    found = of_files(old, new)
+    (change,) = found.changes
+
+    assert not found.is_rollout
+    assert (found.replaced, change.effect) == ({OF_ONE_ROLE[name]: change.path}, Effect.ROLE)
+
+
+def test_a_role_that_is_replaced_alone_needs_its_own_accelerators_twice():
+    pools = both(
+        at("spec.roles.prefill.pools.0", {"name": "p", "gpu": "B200", "replicas": 4}),
+        at("spec.roles.decode.pools.0", {"name": "d", "gpu": "H200", "replicas": 8}),
+    )
+    flag = at("spec.roles.decode.engine.maxSequences", 32)
+
+    def meanwhile(strategy: str) -> dict[str, tuple[int, int, int]]:
+        return accelerators(of_files(*changed(flag, both(pools, at(STRATEGY, strategy)))))
+
+    assert meanwhile("BlueGreen") == {"B200": (4, 4, 4), "H200": (8, 16, 8)}
+    assert meanwhile("Recreate") == {"B200": (4, 4, 4), "H200": (8, 8, 8)}
 
 
 @pytest.mark.parametrize("name", STAYS)

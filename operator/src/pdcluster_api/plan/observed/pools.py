@@ -2,15 +2,18 @@
 `shown` that of the serving one.
 """
 
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
 from pdcluster_api.plan.observed.state import EndingPod, Observed, PodState, Problem, WorkloadState
 from pdcluster_schema.conditions import NODE_LOST
+from pdcluster_schema.pdcluster import PDClusterSpec
+from pdcluster_schema.revision import revision_of, templates_of
 from pdcluster_schema.sections import ENGINELESS, PICKER, ROUTER
+from pdcluster_schema.workload import WorkloadId
 
 PREFILL: Final = "prefill"  # the one role that answers no HTTP of clients
 
@@ -97,20 +100,61 @@ class RoleView:
         return all(pool.is_ready for pool in self.pools)
 
 
-class Workloads:
-    """By role, pool and revision."""
+@dataclass(frozen=True)
+class DeclaredRevision:
+    """The revision that the spec asks for, and the templates of roles that changed within it."""
 
-    def __init__(self, observed: Observed) -> None:
-        self._states = observed.workloads
-        self._living = {
-            (state.id.role, state.id.pool, state.id.revision): state
-            for state in observed.workloads
-            if not state.gone
-        }
+    revision: str
+    templates: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, spec: PDClusterSpec) -> "DeclaredRevision":
+        return cls(revision_of(spec), templates_of(spec))
+
+    def workload(self, cluster: str, role: str, pool: str) -> WorkloadId:
+        return WorkloadId(cluster, role, pool, self.revision, self.templates.get(role, ""))
+
+    def has(self, workload: WorkloadId) -> bool:
+        """Return whether it is one of these, if its pool is declared."""
+        template = self.templates.get(workload.role, "")
+        return (workload.revision, workload.template) == (self.revision, template)
+
+
+class Workloads:
+    """By role, pool and revision.  declared: None = it is not known"""
+
+    def __init__(self, observed: Observed, declared: DeclaredRevision | None = None) -> None:
+        self._states, self._declared = observed.workloads, declared
+        self._living: defaultdict[tuple[str, str, str], list[WorkloadState]] = defaultdict(list)
+        for state in observed.workloads:
+            if not state.gone:
+                self._living[state.id.role, state.id.pool, state.id.revision].append(state)
 
     def of(self, role: str, pool: str, revision: str | None) -> WorkloadState | None:
-        """The workload of one pool and revision; None = there is none, or only terminating pods."""
-        return None if revision is None else self._living.get((role, pool, revision))
+        """The workload of one pool and revision, in the declared one with the declared template;
+        None = there is none, or only terminating pods.
+        """
+        if self._declared is None or revision != self._declared.revision:
+            return self.serving(role, pool, revision)
+        states = self._living.get((role, pool, revision), ())
+        return next((state for state in states if self._declared.has(state.id)), None)
+
+    def serving(self, role: str, pool: str, revision: str | None) -> WorkloadState | None:
+        """The same with most ready workers, while one takes the other's place."""
+        states = self._living.get((role, pool, revision or ""), ())
+        declared = self._declared
+        return max(
+            states,
+            key=lambda state: (state.ready, declared is not None and declared.has(state.id)),
+            default=None,
+        )
+
+    def replaced(self) -> list[WorkloadState]:
+        """Workloads of the declared revision of which the role has another template now."""
+        if self._declared is None:
+            return []
+        revision = self.of_revision(self._declared.revision)
+        return [state for state in revision if not state.gone and not self._declared.has(state.id)]
 
     def of_revision(self, revision: str | None) -> list[WorkloadState]:
         return [state for state in self._states if state.id.revision == revision]
@@ -152,14 +196,21 @@ class Workloads:
     ) -> PoolView:
         declared, key = self.of(role, pool.name, target), (role, pool.name)
         states = [state for state in self._states if (state.id.role, state.id.pool) == key]
-        pods = (pod for state in states if state.id.revision == target for pod in state.pods)
+        same = (state for state in states if self._is_of(state.id, target))
+        pods = (pod for state in same for pod in state.pods)
         return PoolView(
             pool,
             sum(state.current for state in states),
             target=declared,
-            shown=self.of(role, pool.name, serving) or declared,
+            shown=self.serving(role, pool.name, serving) or declared,
             ending=tuple(pod for pod in pods if pod.terminating),
         )
+
+    def _is_of(self, workload: WorkloadId, revision: str | None) -> bool:
+        declared = self._declared
+        if declared is not None and revision == declared.revision:
+            return declared.has(workload)
+        return workload.revision == revision
 
 
 ENDING_SECONDS = 60.0  # Time beyond its grace period in which a pod ends, as it is killed then

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pdcluster_api.plan.autoscale.explain import read_record, remembered, summary
-from pdcluster_api.plan.observed.pools import Workloads
+from pdcluster_api.plan.observed.pools import DeclaredRevision, Workloads
 from pdcluster_api.plan.observed.state import Observed, Previous, ScalerState, WorkloadState
 from pdcluster_api.plan.result import PlannedEvent
 from pdcluster_api.plan.sizes import PoolSize, together
@@ -171,7 +171,7 @@ def _by_pool(scalers: Iterable[ScalerState]) -> dict[PoolKey, ScalerState]:
 
 def rollout_over_budget(
     spec: AutoscaleSpec,
-    target: str,
+    declared: DeclaredRevision,
     workloads: Iterable[Workload],
     sizes: Iterable[PoolSize],
     states: Iterable[WorkloadState],
@@ -184,16 +184,16 @@ def rollout_over_budget(
     states:    workloads that are there: an older one may have other accelerators
     """
     there = {state.id: state for state in states}
-    declared = {size.key: (size.pool.gpu, size.gpus_per_replica) for size in sizes}
+    pools = {size.key: (size.pool.gpu, size.gpus_per_replica) for size in sizes}
     every, old = Counter[str](), Counter[str]()
     for workload in workloads:
         if workload.id.role in ENGINELESS:
             continue
-        gpu, number = declared.get((workload.id.role, workload.id.pool), ("", 1))
+        gpu, number = pools.get((workload.id.role, workload.id.pool), ("", 1))
         if state := there.get(workload.id):
             gpu, number = state.gpu or gpu, state.gpus_per_replica or number
         every[gpu] += number * workload.replicas
-        if workload.id.revision != target:
+        if not declared.has(workload.id):
             old[gpu] += number * workload.replicas
     if spec.mode != ON or not old.total() or every.total() == old.total():
         return None
@@ -201,8 +201,8 @@ def rollout_over_budget(
     if not beyond:
         return None
     message = (
-        f"revision {target} beside the old one needs {beyond}, until the old workers end; to stay "
-        "within it, use rollout.strategy Recreate, or raise autoscale.budget"
+        f"revision {declared.revision} beside the old one needs {beyond}, until the old workers "
+        "end; to stay within it, use rollout.strategy Recreate, or raise autoscale.budget"
     )
     return Condition.true(words.ROLLOUT_OVER_BUDGET, words.ROLLOUT_OVER_BUDGET, message)
 

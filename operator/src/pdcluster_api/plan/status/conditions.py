@@ -46,18 +46,36 @@ class StatusInputs:
     # why the declared revision has not come forward for too long; None = it has
     stalled: str | None = None
     deadline: int = 0  # seconds for which it need not
-    # its workers are scaled to 0, as another revision answered at the deadline
+    # its workers, or those of `changing` roles, are scaled to 0, as others answered at the deadline
     is_rolled_back: bool = False
+    # roles of which new workers are to take the place of others of the same revision
+    changing: frozenset[str] = frozenset()
     lost: Collection[str] = ()  # terminating pods of lost nodes, by name
 
     @property
     def is_rolling(self) -> bool:
-        """True if an older revision serves, or still has to go first."""
-        return self.waits_for is not None or self.current not in (None, self.target)
+        """True if older workers serve, or still have to go first."""
+        return self.waits_for is not None or self.is_replacing or bool(self.changing)
+
+    @property
+    def is_replacing(self) -> bool:
+        """True if the declared revision takes the place of another one."""
+        return self.current not in (None, self.target)
+
+    @property
+    def new(self) -> str:
+        """Workers that come, as text."""
+        roles = " and ".join(sorted(self.changing))
+        is_whole = self.is_replacing or not roles
+        return f"revision {self.target}" if is_whole else f"{roles} of revision {self.target}"
+
+    def is_given_up(self, role: str) -> bool:
+        return self.is_rolled_back and (self.is_replacing or role in self.changing)
 
     @property
     def scaled_to_0(self) -> str:
-        states = [pool.target for view in self.roles for pool in view.pools]
+        views = [view for view in self.roles if self.is_given_up(view.name)]
+        states = [pool.target for view in views for pool in view.pools]
         has_pods = any(state is not None and state.num_pods for state in states)
         return "is being scaled to 0" if has_pods else "is scaled to 0"
 
@@ -95,8 +113,11 @@ class StatusInputs:
     @property
     def goes_on(self) -> str:
         """The revision that serves meanwhile, as text; empty if none does."""
-        serves = self.num_answering and self.current
-        return f"revision {self.current} goes on serving" if serves else ""
+        if not self.num_answering or not self.current:
+            return ""
+        if self.is_replacing:
+            return f"revision {self.current} goes on serving"
+        return "the workers before them go on serving"
 
 
 def condition_tree(facts: StatusInputs) -> tuple[Condition, ...]:
@@ -127,7 +148,7 @@ def _role(view: RoleView, facts: StatusInputs) -> Condition:
         reason = words.SCALING if draining else reason
         return Condition.true(kind, reason, "; ".join([_numbers(view), *notes, *unknown]))
     problem = None
-    if not facts.is_rolled_back:
+    if not facts.is_given_up(view.name):
         lost = node_lost(pod for pod in view.ending if pod.name in facts.lost)
         problem = worst_of([lost, worst_problem(view)])
     reason, message = problem or _in_progress(view, facts)
@@ -146,18 +167,19 @@ def _unknown_engines(view: RoleView, observed: Observed) -> Iterator[str]:
 
 
 def _still_exists(view: RoleView, facts: StatusInputs) -> Iterator[str]:
-    lost = () if facts.is_rolled_back else facts.lost
+    lost = () if facts.is_given_up(view.name) else facts.lost
     ending = sorted((pod for pod in view.ending if pod.name not in lost), key=lambda pod: pod.name)
     if ending:
         yield f"{ending[0]} is still ending{and_more(len(ending))}"
     for workload in facts.leaving:
-        if workload.role == view.name:
+        if workload.role == view.name and view.name not in facts.changing:
             yield f"pool {workload.pool}, which is no longer declared, stays until they are"
 
 
 def _in_progress(view: RoleView, facts: StatusInputs) -> Problem:
-    if facts.is_rolled_back:
-        became = f"revision {facts.target} {facts.scaled_to_0}, and {facts.current} stays"
+    if facts.is_given_up(view.name):
+        old = facts.current if facts.is_replacing else "the workers before them"
+        became = f"{facts.new} {facts.scaled_to_0}, and {old} stay{'s' * facts.is_replacing}"
         return Problem(words.PROGRESS_DEADLINE_EXCEEDED, f"{_numbers(view)}; {became}")
     if facts.waits_for is not None and not any(pool.target for pool in view.pools):
         return Problem(words.ROLLING_OUT, waiting_for(facts.waits_for))
@@ -261,7 +283,7 @@ def _ready(below: Sequence[Condition], facts: StatusInputs) -> Condition:
         return Condition.false(kind, *_cause(min(bad, key=lambda each: rank(each.reason)), facts))
     if facts.is_rolling:
         waits = "its workers take over" if facts.waits_for is None else waiting_for(facts.waits_for)
-        message = f"roll out to revision {facts.target}: {waits}"
+        message = f"roll out to {facts.new}: {waits}"
         return Condition.false(kind, words.ROLLING_OUT, message)
     numbers = (f"{view.name} {view.num_target_ready}/{view.desired}" for view in facts.roles)
     return Condition.true(kind, words.AS_DECLARED, ", ".join(numbers))
@@ -269,7 +291,7 @@ def _ready(below: Sequence[Condition], facts: StatusInputs) -> Condition:
 
 def _stalled(facts: StatusInputs, cause: str) -> str:
     what = (
-        f"no more workers of revision {facts.target} have become ready within "
+        f"no more workers of {facts.new} have become ready within "
         f"rollout.progressDeadlineSeconds ({facts.deadline} s): {cause}"
     )
     if facts.is_rolled_back:
@@ -296,7 +318,7 @@ def _cause(worst: Condition, facts: StatusInputs) -> Problem:
     on_the_way = worst.reason in (words.STARTING, words.SCALING)
     return Problem(
         words.ROLLING_OUT if on_the_way else worst.reason,
-        f"roll out to revision {facts.target}: {message}{serves}",
+        f"roll out to {facts.new}: {message}{serves}",
     )
 
 

@@ -57,8 +57,18 @@ def _rollout(old: Previous, new: Previous) -> Iterator[PlannedEvent]:
         elif serving == served:
             text = f"revision {before} is dropped; {served} goes on serving"
             yield PlannedEvent(words.ROLLOUT_DROPPED, text)
+    if before == target and (changed := _changed_within(old, new)):
+        text = f"{changed} is to be replaced within revision {target}; other roles stay"
+        yield PlannedEvent(words.ROLLOUT_STARTED, text)
     if served not in (None, serving):
         yield PlannedEvent(words.ROLLOUT_SWITCHED, f"revision {serving} serves instead of {served}")
+
+
+def _changed_within(old: Previous, new: Previous) -> str:
+    """Workloads that others of their role replace from now on, as text."""
+    name, target = new.mapping(FIELD).get("revision"), new.text("revision")
+    is_new = name not in (None, target, old.mapping(FIELD).get("revision"))
+    return ", ".join(sorted(new.kept())) if is_new else ""
 
 
 def _stalled(old: Previous, new: Previous) -> Iterator[PlannedEvent]:

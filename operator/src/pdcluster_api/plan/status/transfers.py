@@ -2,6 +2,7 @@
 the memory. Ready does not follow: a failed transfer costs a local prefill.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -98,11 +99,16 @@ class Pairs:
     @classmethod
     def of(cls, revision: str, workloads: Sequence[WorkloadState]) -> "Pairs":
         existing = [state for state in workloads if not state.gone]
-        prefill = {state.id.pool: state for state in existing if state.id.role == PREFILL}
-        decode = {state.id.pool: state for state in existing if state.id.role == "decode"}
+        # a pool has two while its role is replaced
+        num_ready, decode = Counter[str](), defaultdict[str, tuple[str, ...]](tuple)
+        for state in existing:
+            if state.id.role == PREFILL:
+                num_ready[state.id.pool] += state.ready
+            elif state.id.role == "decode":
+                decode[state.id.pool] += _ready(state)
         found = {
-            PoolPair(source, sink): _ready(decode[sink]) if prefill[source].ready else ()
-            for source in sorted(prefill)
+            PoolPair(source, sink): decode[sink] if num_ready[source] else ()
+            for source in sorted(num_ready)
             for sink in sorted(decode)
         }
         return cls(revision, dict(list(found.items())[:MAX_PAIRS]))

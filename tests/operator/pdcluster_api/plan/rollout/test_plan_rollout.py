@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from pdcluster_api.plan.observed.pools import DeclaredRevision
 from pdcluster_api.plan.observed.state import Observed
 from pdcluster_api.plan.rollout import OldPods, RolloutStep, current_revision, next_step
 from tests.operator.pdcluster_api.plan.clusters import ETCD_READY, identity, workload
@@ -91,12 +92,14 @@ def test_a_selector_that_was_edited_by_hand_is_not_believed_before_the_target_is
     ],
 )
 def test_blue_green(observed, is_ready, step):
-    assert next_step("BlueGreen", "bbbb", observed, is_target_ready=is_ready) == step
+    assert (
+        next_step("BlueGreen", DeclaredRevision("bbbb"), observed, is_target_ready=is_ready) == step
+    )
 
 
 def test_blue_green_back_to_the_serving_revision_drops_the_target():
     assert next_step(
-        "BlueGreen", "aaaa", seen(A, B, service="aaaa"), is_target_ready=False
+        "BlueGreen", DeclaredRevision("aaaa"), seen(A, B, service="aaaa"), is_target_ready=False
     ) == RolloutStep("aaaa")
 
 
@@ -118,22 +121,22 @@ def test_blue_green_back_to_the_serving_revision_drops_the_target():
     ],
 )
 def test_recreate(observed, step):
-    assert next_step("Recreate", "bbbb", observed, is_target_ready=True) == step
+    assert next_step("Recreate", DeclaredRevision("bbbb"), observed, is_target_ready=True) == step
 
 
 def test_recreate_back_to_what_is_still_ending_does_not_wait_for_itself():
     assert next_step(
-        "Recreate", "aaaa", seen(GONE_A, service="aaaa"), is_target_ready=False
+        "Recreate", DeclaredRevision("aaaa"), seen(GONE_A, service="aaaa"), is_target_ready=False
     ) == RolloutStep("aaaa")
 
 
 def test_recreate_names_the_first_pod_that_it_waits_for():
     pods = pod_states(A, (2, 1), ready=False, terminating=True, node="n1")
     left = workload(A, 0, current=2, gone=True, pods=pods)
-    assert next_step("Recreate", "bbbb", seen(left), is_target_ready=False).waits_for == OldPods(
-        2, pods[1]
-    )
+    assert next_step(
+        "Recreate", DeclaredRevision("bbbb"), seen(left), is_target_ready=False
+    ).waits_for == OldPods(2, pods[1])
     uncounted = replace(left, current=0)  # its StatefulSet no longer counts them
     assert next_step(
-        "Recreate", "bbbb", seen(uncounted), is_target_ready=False
+        "Recreate", DeclaredRevision("bbbb"), seen(uncounted), is_target_ready=False
     ).waits_for == OldPods(2, pods[1])
