@@ -218,7 +218,7 @@ class RolloutStatus(TypedDict, total=False):
     """The roll out that is under way, or that has stalled; left out when there is none."""
 
     revision: str
-    """The new revision."""
+    """The new revision; with the templates of roles that are replaced within one."""
     progressDeadlineSeconds: int
     """Value in the spec when the clock started; another value restarts it."""
     ready: Int32
