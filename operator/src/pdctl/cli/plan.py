@@ -182,7 +182,8 @@ def _accelerators(found: Preview) -> str:
     ]
     lines = table(("ACCELERATOR", "NOW", "MEANWHILE", "AFTER", "EXTRA"), rows, right=(1, 2, 3, 4))
     short = [f"{each.extra} {each.gpu}" for each in found.accelerators if each.extra]
-    if found.is_rollout and short:
+    is_replacing = found.is_rollout or not set(ENGINELESS).issuperset(found.replaced)
+    if is_replacing and short:
         text = (
             f"Meanwhile {', '.join(short)} more must be free; rollout.strategy Recreate needs none "
             "beside the old."
