@@ -10,15 +10,16 @@ import pytest
 from pdcluster_api.apiserver.observe import Live, as_it_runs
 from pdcluster_api.manifests.objects import Owner
 from pdcluster_api.manifests.render import RenderSettings
+from pdcluster_api.plan.observed.pools import DeclaredRevision
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.rendering import Records, Rendering
 from pdcluster_operator.writes.actions import Verb
 from pdcluster_schema import revision
-from pdcluster_schema.labels import TEMPLATE_HASH
+from pdcluster_schema.labels import PAIR_HASH, ROLE_HASH, TEMPLATE_HASH
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.revision import revision_of, written_names, written_revision
-from pdcluster_schema.workload import Workload, WorkloadId
+from pdcluster_schema.revision import written_names, written_revision
+from pdcluster_schema.workload import Workload
 from tests.operator import bodies as made
 from tests.operator.differences import diff
 
@@ -45,9 +46,10 @@ def live(children: Iterable[made.Body]) -> Live:
 def workloads(found: Live, spec: PDCluster, worker_image: str = "worker:1") -> list[made.Body]:
     """Manifests of the workloads that follow from a spec and what there is."""
     bound = as_it_runs(spec, found)
-    name = revision_of(bound.spec)
+    declared = DeclaredRevision.of(bound.spec)
+    name = declared.revision
     wanted = [
-        Workload(WorkloadId(made.NAME, role, "cpu", name), 1)
+        Workload(declared.workload(made.NAME, role, "cpu"), 1)
         for role in ("prefill", "decode", "router")
     ]
     records = Records(bound, found, OWNER, worker_image, has_client_certificate=False)
@@ -64,7 +66,8 @@ def of_older_operator(spec: PDCluster) -> list[made.Body]:
     """Objects of a cluster that an operator made which knew no hash of templates."""
     children = copy.deepcopy(workloads(live([]), spec))
     for each in children:
-        hashed = each["metadata"]["labels"].pop(TEMPLATE_HASH, None)
+        labels = each["metadata"]["labels"]
+        hashed, *_ = [labels.pop(name, None) for name in (TEMPLATE_HASH, PAIR_HASH, ROLE_HASH)]
         each["metadata"]["name"] = each["metadata"]["name"].removesuffix(f"-{hashed}")
     return children
 
@@ -140,9 +143,38 @@ def test_the_snapshot_of_routers_of_before_goes_when_another_is_made() -> None:
 
 def test_a_real_change_is_a_new_revision() -> None:
     before = workloads(live([]), cluster())
-    after = workloads(live(before), cluster(cpu=2))
+    after = workloads(live(before), cluster(engine={"blockSize": 32}))
 
     assert not templates(before).keys() & templates(after).keys()
+
+
+def test_a_change_of_decode_alone_makes_other_workers_of_it_and_keeps_the_rest() -> None:
+    before = workloads(live([]), cluster())
+    after = workloads(live(before), cluster(cpu=2))
+    was, now = templates(before), templates(after)
+    gone, come = was.keys() - now.keys(), now.keys() - was.keys()
+
+    assert [name.split("-")[1] for name in (*gone, *come)] == ["decode", "decode"]
+    assert all(was[name] == now[name] for name in was.keys() & now.keys())
+    selector = next(
+        each["spec"]["selector"]["matchLabels"]
+        for each in after
+        if each["kind"] == "StatefulSet" and each["metadata"]["name"] in come
+    )
+    assert selector["pdcluster.io/template"] == next(iter(come)).rpartition("-")[2]
+    # the old one is still found, and then the change is taken back
+    assert templates(workloads(live([*before, *after]), cluster())) == was
+
+
+def test_a_role_that_lost_its_snapshot_runs_on() -> None:
+    changed_role = workloads(live(workloads(live([]), cluster())), cluster(cpu=2))
+    kept = [
+        each
+        for each in changed_role
+        if each["kind"] != "ControllerRevision" or "-decode-" not in each["metadata"]["name"]
+    ]
+
+    assert templates(workloads(live(kept), cluster(cpu=2))) == templates(changed_role)
 
 
 def test_routers_that_lost_their_snapshot_are_made_from_the_spec() -> None:
