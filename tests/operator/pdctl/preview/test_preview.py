@@ -96,8 +96,8 @@ def test_what_concerns_one_role_replaces_its_workers_alone(name: str):
 
 def test_a_role_that_is_replaced_alone_needs_its_own_accelerators_twice():
     pools = both(
-        at("spec.roles.prefill.pools.0", {"name": "p", "gpu": "B200", "replicas": 4}),
-        at("spec.roles.decode.pools.0", {"name": "d", "gpu": "H200", "replicas": 8}),
+        at("spec.roles.prefill.pools", [{"name": "p", "gpu": "B200", "replicas": 4}]),
+        at("spec.roles.decode.pools", [{"name": "d", "gpu": "H200", "replicas": 8}]),
     )
     flag = at("spec.roles.decode.engine.maxSequences", 32)
 
