@@ -88,6 +88,30 @@ def test_requests_of_one_prefix_wait_for_one_read(tiered):
     assert rig.tokens("two")[0].cached_tokens >= 36
 
 
+def test_a_read_takes_no_blocks_that_were_read_for_a_request_before_it(tiered):
+    rig = tiered()  # whose blocks hold one of these prompts
+    ask(rig, "one", LONG, max_tokens=1)
+    rig.clock.advance(0.1)
+    ask(rig, "two", OTHER, max_tokens=1)
+    rig.tiers.copy()
+    rig.step()
+    assert len(rig.token_ids("one")) == 1
+    finish(rig)
+    assert [rig.tokens(name)[0].cached_tokens for name in ("one", "two")] == [36, 36]
+
+
+def test_a_receive_reads_into_no_blocks_that_are_kept_for_a_prompt_that_waits(tiered):
+    rig = tiered()
+    ask(rig, "runs", list(range(300, 330)), max_tokens=20)
+    rig.tiers.copy()
+    ask(rig, "waits", list(range(400, 440)))
+    rig.handle(m.Receive(make_spec("received", LONG[:20])))
+    assert rig.core.pool.counts()["receiving"] == 0
+    assert [each.request_id for each in rig.of(m.ReceiveRefused)] == ["received"]
+    finish(rig)
+    check_answer(rig, "waits", list(range(400, 440)))
+
+
 def test_an_abort_cancels_the_read_and_its_blocks_are_free_once_that_is_answered(tiered):
     rig = tiered()
     ask(rig, "gone", LONG)

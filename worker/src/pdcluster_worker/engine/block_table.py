@@ -96,6 +96,11 @@ class BlockTables:
     def num_promised(self) -> int:
         return sum(self._promise(request) for request in self._growing)
 
+    @property
+    def num_kept(self) -> int:
+        """Blocks that are for no newcomer: the watermark, and those awaited."""
+        return (self._num_kept if self._holding else 0) + self.num_awaited
+
     def reservation(
         self, request: EngineRequest, num_tokens: int, *, received: bool = False
     ) -> Reservation:
@@ -234,7 +239,7 @@ class BlockTables:
         return self.pool.prefix_cache.match_last(request.block_hashes, limit, num_last)
 
     def _needed(self, hits: list[int], num_new: int, quota: int, *, grows: bool) -> int:
-        kept = (self._num_kept if self._holding else 0) + self.num_awaited
+        kept = self.num_kept
         if grows or self._growing:
             # As if nothing were shared: a shared block given back by one holder is not available,
             # though its holder, which may hold its whole quota now, is then promised another.

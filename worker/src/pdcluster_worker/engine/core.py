@@ -198,7 +198,9 @@ class EngineCore:
         request = self._accept(spec, num_more=1)
         if request is None:
             return
-        if self._reads is None or not self._reads.begin(request, self._reserve):
+        if self._reads is None or not self._reads.begin(
+            request, self._reserve, lambda: self._scheduler.num_reserved_blocks
+        ):
             self._reserve(request)
 
     def _reserve(self, request: EngineRequest) -> None:

@@ -4,8 +4,9 @@ A request leaves the waiting queue for that time and comes back to its place in 
 What was read is found in the prefix cache, and the rest is computed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from pdcluster_worker.engine.kv_tiers import KVTiers, Load, PrefixRun
@@ -66,18 +67,36 @@ class ReadAhead:
         """Take those from the queue that are to be read for, as many as slots are free."""
         scheduler = self._scheduler
         num_slots = scheduler.settings.max_sequences - len(scheduler.running)
+        ahead: list[EngineRequest] = []
         for request in scheduler.waiting[:num_slots]:
-            if self._is_decided(request):
-                continue
-            if self.begin(request, scheduler.add):
+            if self.begin(request, scheduler.add, partial(self._num_reserved, ahead)):
                 scheduler.remove(request)
-            elif not self._is_decided(request):
+            elif self._is_decided(request):
+                ahead.append(request)
+            else:
                 return  # there is no room for it now, and none is admitted before it
 
-    def begin(self, request: EngineRequest, resume: Callable[[EngineRequest], None]) -> bool:
+    def _num_reserved(self, ahead: Sequence[EngineRequest]) -> int:
+        """Blocks that are left to prompts which run, and to those that are admitted before."""
+        scheduler, tables = self._scheduler, self._tables
+        num_reserved = scheduler.num_promised_blocks
+        for request in ahead:
+            if num_reserved >= self._pool.num_available:
+                break
+            own = tables.reservation(request, scheduler.num_admission_tokens(request))
+            num_reserved += own.num_needed - tables.num_kept
+        return num_reserved
+
+    def begin(
+        self,
+        request: EngineRequest,
+        resume: Callable[[EngineRequest], None],
+        num_reserved: Callable[[], int],
+    ) -> bool:
         """Return whether the request waits for a read, after which it is resumed.
 
         False without a choice made: there is no room for its blocks now.
+        num_reserved: blocks that are not for it.
         """
         if self._is_decided(request):
             return False
@@ -101,7 +120,7 @@ class ReadAhead:
             self.counts["computed"] += 1
             self._note(request, estimate, choice="compute")
             return False
-        reading = self._read(request, run, estimate)
+        reading = self._read(request, run, estimate, num_reserved())
         if reading is not None:
             self._wait(request, resume, reading)
         return reading is not None
@@ -141,11 +160,11 @@ class ReadAhead:
         self._decided[request] = request.num_lost_tokens
 
     def _read(
-        self, request: EngineRequest, run: PrefixRun, estimate: ReadEstimate
+        self, request: EngineRequest, run: PrefixRun, estimate: ReadEstimate, num_reserved: int
     ) -> Reading | None:
-        scheduler = self._scheduler
-        own = self._tables.reservation(request, scheduler.num_admission_tokens(request))
-        if own.num_needed + scheduler.num_promised_blocks > self._pool.num_available:
+        num_tokens = self._scheduler.num_admission_tokens(request)
+        own = self._tables.reservation(request, num_tokens)
+        if own.num_needed + num_reserved > self._pool.num_available:
             return None
         load = self.tiers.load(run)
         num_more = max(0, own.num_new - len(run.keys))
