@@ -40,7 +40,7 @@ def worker_body(
     of: WorkloadId, ordinal: int = 0, *, status: Body | None = None, **metadata: Any
 ) -> Body:
     """A pod of a workload, with its labels."""
-    marks = workload_labels(of.cluster, of.role, of.pool, of.revision)
+    marks = workload_labels(of.cluster, of.role, of.pool, of.revision, of.template)
     return pod_body(
         f"{of.name}-{ordinal}",
         owner=of.name,

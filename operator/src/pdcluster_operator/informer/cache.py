@@ -39,7 +39,10 @@ _IDENTITY = (
     "creationTimestamp",
 )
 _POD_LABELS = frozenset(
-    {labels.CLUSTER, labels.ROLE, labels.POOL, labels.REVISION, labels.COMPONENT, labels.WORKER}
+    (
+        *(labels.CLUSTER, labels.ROLE, labels.POOL, labels.REVISION, labels.TEMPLATE),
+        *(labels.COMPONENT, labels.WORKER),
+    )
 )
 _POD_ANNOTATIONS = frozenset({labels.GPU, labels.GPUS_PER_REPLICA, labels.PODS_PER_REPLICA})
 MAX_UID = 64  # Characters of a uid that is believed; one of Kubernetes has 36

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, Key
-from pdcluster_api.apiserver.observe import Live, observe
+from pdcluster_api.apiserver.observe import Live, observe, workload_of
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_operator.informer.cache import (
     MAX_BYTES,
@@ -25,9 +25,10 @@ from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.labels import GPU, GPUS_PER_REPLICA, VERIFY
 from pdcluster_schema.load import parse_stored
 from pdcluster_schema.values import MAX_SPEC_BYTES
+from pdcluster_schema.workload import WorkloadId
 from tests.operator import bodies
 from tests.operator.differences import diff
-from tests.operator.pods import pod_body
+from tests.operator.pods import pod_body, worker_body
 
 KEY = Key(bodies.NAMESPACE, bodies.NAME)
 
@@ -177,6 +178,12 @@ def test_of_a_forged_pod_only_what_is_read_stays():
         "pdcluster.io/revision",
         "app.kubernetes.io/component",
     }
+
+
+@pytest.mark.parametrize("template", ["", "1" * 10])
+def test_a_pod_is_known_to_be_of_its_workload(template: str):
+    workload = WorkloadId("chat", "decode", "cpu", "0" * 10, template)
+    assert workload_of(trim("Pod", worker_body(workload))) == workload
 
 
 def test_a_child_of_an_earlier_cluster_of_that_name_holds_its_name_until_it_is_gone():
