@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdcluster_worker.routing import branches
 from pdcluster_worker.routing.branches import (
     MIN_ANSWER_TOKENS,
     TOKENS_A_STEP,
@@ -61,6 +62,20 @@ def test_idle_home_without_blocks_keeps_what_it_has_blocks_for():
         "a": 2,
         "b": 1,
     }
+
+
+def test_many_choices_over_many_workers_are_placed_in_few_tries(monkeypatch):
+    tries = []
+    even_out = branches._evened_out
+    monkeypatch.setattr(branches, "_evened_out", lambda *args: tries.append(1) or even_out(*args))
+    size = replace(SIZE, num_branches=127, answer_tokens=MIN_ANSWER_TOKENS)
+    num_worth = -(-100_000 // (TOKENS_A_STEP * MIN_ANSWER_TOKENS))
+    others = [BranchWorker(str(number), 0, 100_000, 100_000) for number in range(256)]
+    placement = place_branches(HOME, others, size, BUSY)
+
+    assert (placement.reason, placement.counts) == ("not_worth_it", {})
+    assert size.num_branches // 2 < num_worth < size.num_branches
+    assert len(tries) < 20
 
 
 workers = st.builds(

@@ -6,6 +6,7 @@ A worker that takes some of them reads the prompt's KV from home, once for all o
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
 from typing import Literal
 
 MIN_ANSWER_TOKENS = 64
@@ -79,13 +80,16 @@ def place_branches(
     has_blocks = size.answer_blocks * size.num_branches <= home.free_blocks
     if home.num_requests + size.num_branches < busy_requests and has_blocks:
         return BranchPlacement({}, "idle")
-    targets = list(others)
+    targets = [each for each in others if _pays(each, size.num_branches, size)]
     while counts := _evened_out(home, targets, size):
         unpaid = [each for each in targets if not _pays(each, counts[each.key], size)]
         if not unpaid:
             return BranchPlacement(dict(counts), "spread")
-        # Without the one that takes the fewest the others take more.
-        targets.remove(min(unpaid, key=lambda each: counts[each.key]))
+        # Without those that take the fewest the others take more.  Several at a time: there may be
+        # hundreds of workers.
+        unpaid.sort(key=lambda each: counts[each.key])
+        left_out = {each.key for each in unpaid[: max(1, len(unpaid) // 2)]}
+        targets = [each for each in targets if each.key not in left_out]
     return BranchPlacement({}, "not_worth_it")
 
 
@@ -102,14 +106,19 @@ def _evened_out(
     Home takes more than it has blocks for only when no other worker has any.
     """
     counts: Counter[str] = Counter()
-    left = {worker.key: size.capacity(worker) for worker in targets}
+    left = [size.capacity(worker) for worker in targets]
+    able = [(worker.num_requests, i) for i, worker in enumerate(targets) if left[i]]
+    heapify(able)
     num_home, home_left = home.num_requests, home.free_blocks // size.answer_blocks
     for _ in range(size.num_branches):
-        able = [worker for worker in targets if counts[worker.key] < left[worker.key]]
-        best = min(able, default=None, key=lambda each: each.num_requests + counts[each.key])
-        is_less = best is not None and best.num_requests + counts[best.key] + _HOP <= num_home
-        if best is not None and (is_less or home_left <= 0):
-            counts[best.key] += 1
-        else:
+        num_best, best = able[0] if able else (num_home, 0)
+        if not able or (num_best + _HOP > num_home and home_left > 0):
             num_home, home_left = num_home + 1, home_left - 1
-    return +counts
+            continue
+        counts[targets[best].key] += 1
+        left[best] -= 1
+        if left[best]:
+            heapreplace(able, (num_best + 1, best))
+        else:
+            heappop(able)
+    return counts
