@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.schema.object_cases import Change, at, both
+from tests.schema.object_cases import Change, at, both, vllm
 
 Case = tuple[Change, Change]
 """A change that a rule lets through, and one that it refuses."""
@@ -81,5 +81,9 @@ OBJECT_CASES: list[Case] = [
             at("spec.qos.estimation", LATE_GROUPS),
         ),
         both(at("spec.engine.schedulingPolicy", "fcfs"), at("spec.qos.estimation", LATE_GROUPS)),
+    ),
+    (
+        at("spec.routing", {"branches": "Spread"}),
+        both(vllm(), at("spec.routing", {"branches": "Spread"})),
     ),
 ]

@@ -115,4 +115,10 @@ WRONG_SCHEDULING: list[tuple[Change, str, str]] = [
         "and schedulingPolicy fcfs do not; leave it out",
         "spec.qos.estimation.lateGroups",
     ),
+    (
+        both(vllm(), at("spec.routing", {"branches": "Spread"})),
+        "spec.routing.branches: Spread is for engines that give their KV to another decode worker; "
+        "a stock engine does not; leave it out",
+        "spec.routing.branches",
+    ),
 ]

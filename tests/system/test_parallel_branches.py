@@ -23,8 +23,7 @@ NUM_CHOICES = 8
 PROMPT = 20 * BLOCK + 5  # over the default threshold of 256
 MAX_TOKENS = 100
 LONG = 400  # long enough to end a worker in the middle
-TOGETHER = {"offload": {"decodeLoadThreshold": 1000}}
-"""With it no worker is so busy that choices leave it."""
+SPREAD, TOGETHER = {"branches": "Spread"}, {"branches": "Local"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Fan:
         try:
             answer = self.ingress.client.complete(prompt, n=NUM_CHOICES, **fields)
         finally:
-            self.ingress.take_policy({})
+            self.ingress.take_policy(SPREAD)
         assert self.ingress.growth(before, "request_branches_total", place="moved") == 0
         return answer.choices
 
@@ -60,6 +59,8 @@ def fan_cluster(open_cluster: NewCluster) -> Iterator[Fan]:
         prefill = cluster.add_worker("prefill", "fan-prefill-0")
         prefill.wait_ready()
         decodes = [cluster.add_worker("decode", f"fan-decode-{index}") for index in range(3)]
+        decodes[0].wait_ready()
+        decodes[0].take_policy(SPREAD)
         yield Fan(cluster, prefill, decodes)
 
 

@@ -358,3 +358,7 @@ class RoutingSpec(SpecSection):
     racing: RacingSpec = RacingSpec()
     relaying: RelayingSpec = RelayingSpec()
     decode_score: DecodeScoreSpec = DecodeScoreSpec()
+    branches: Literal["Local", "Spread"] = "Local"
+    """The choices of one prompt (n above 1): Local = on one worker, Spread = over several where
+    that one is busy and answers are long.
+    """

@@ -230,6 +230,15 @@ def _one_role_rules() -> Iterator[Rule]:
         fix="give roles.router, or leave routing.relaying out",
         at="routing.relaying",
     )
+    yield Rule(
+        cel="self.?routing.?branches.orValue('Local') == 'Local' || "
+        "self.?engine.?type.orValue('pdcluster') == 'pdcluster'",
+        holds=lambda spec: spec.routing.branches == "Local" or spec.engine.type == "pdcluster",
+        reason="Spread is for engines that give their KV to another decode worker; a stock engine "
+        "does not",
+        fix="leave it out, or set engine.type: pdcluster",
+        at="routing.branches",
+    )
 
 
 def _picker_rule() -> Rule:

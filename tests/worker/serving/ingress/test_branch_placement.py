@@ -39,7 +39,8 @@ async def ingress_of(worker: WorkerContext, engine: ScriptedEngine):
 
     async def make(*peers: Model, threshold: int = 2) -> Ingress:
         worker.policy = PolicyConfig(
-            offload=PolicyConfig().offload.model_copy(update={"decode_load_threshold": threshold})
+            branches="Spread",
+            offload=PolicyConfig().offload.model_copy(update={"decode_load_threshold": threshold}),
         )
         found = make_ingress(worker, engine, *peers, pod="home")
         engine.answer = model_here
@@ -85,6 +86,15 @@ async def test_choices_stay_together(worker, ingress_of, changes):
     made = await run(await ingress_of(peer), [replace(spec, **changes) for spec in SPECS])
 
     assert (ids(made, 5), peer.requested, placed(worker)) == (WHOLE, [], {"home": 5.0})
+
+
+async def test_choices_stay_together_unless_the_object_asks_to_spread_them(worker, ingress_of):
+    peer = fellow("a")
+    ingress = await ingress_of(peer)
+    worker.policy = worker.policy.model_copy(update={"branches": PolicyConfig().branches})
+    made = await run(ingress)
+
+    assert (ids(made, 5), peer.requested) == (WHOLE, [])
 
 
 async def test_choices_stay_on_a_worker_that_is_not_busy(worker, ingress_of):

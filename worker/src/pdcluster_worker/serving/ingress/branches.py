@@ -121,6 +121,8 @@ class BranchPlacer:
         self, specs: Sequence[RequestSpec], route: AttemptRoute, peers: Sequence[Peer]
     ) -> list[tuple[AttemptRoute, list[RequestSpec]]]:
         """Choices that leave the worker of `route`, which has the prompt's KV."""
+        if self._worker.policy.branches == "Local":
+            return []
         home = route.where
         placement = self._decide(specs, home, may_run_locally=route.may_run_locally)
         found, left = [], list(specs)
