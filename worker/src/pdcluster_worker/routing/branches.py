@@ -80,7 +80,7 @@ def place_branches(
     has_blocks = size.answer_blocks * size.num_branches <= home.free_blocks
     if home.num_requests + size.num_branches < busy_requests and has_blocks:
         return BranchPlacement({}, "idle")
-    targets = [each for each in others if _pays(each, size.num_branches, size)]
+    targets = _able_to_pay(others, size)
     while counts := _evened_out(home, targets, size):
         unpaid = [each for each in targets if not _pays(each, counts[each.key], size)]
         if not unpaid:
@@ -91,6 +91,21 @@ def place_branches(
         left_out = {each.key for each in unpaid[: max(1, len(unpaid) // 2)]}
         targets = [each for each in targets if each.key not in left_out]
     return BranchPlacement({}, "not_worth_it")
+
+
+def _able_to_pay(others: Sequence[BranchWorker], size: BranchSize) -> list[BranchWorker]:
+    """Workers that a placement may use: of those that pay only with several branches, the least
+    busy ones, as many as there are branches for.
+    """
+    step = TOKENS_A_STEP * size.answer_tokens
+    least = {each.key: max(1, -(-each.lacking_tokens // step)) for each in others}
+    able = [
+        each for each in others if least[each.key] <= min(size.num_branches, size.capacity(each))
+    ]
+    several = [each for each in able if least[each.key] > 1]
+    several.sort(key=lambda each: each.num_requests + least[each.key])
+    left_out = {each.key for each in several[size.num_branches // 2 :]}
+    return [each for each in able if each.key not in left_out]
 
 
 def _pays(worker: BranchWorker, num_branches: int, size: BranchSize) -> bool:
