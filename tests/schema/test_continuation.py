@@ -11,7 +11,7 @@ from pdcluster_schema.continuation import Snapshot, continued, snapshot_hashes, 
 from pdcluster_schema.labels import PAIR_HASH, ROLE_HASH, TEMPLATE_HASH
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.revision import revision_of, role_hash, templates_of
+from pdcluster_schema.revision import revision_of, template_name, templates_of
 from tests.schema.object_cases import CPU, Change, at, both, minimal, vllm
 from tests.schema.revision_cases import OF_ONE_ROLE, ROLLS, STAYS
 
@@ -51,7 +51,8 @@ REVISION = revision_of(BASE.spec)
 def test_what_concerns_one_role_gives_it_another_template_within_the_revision(name: str) -> None:
     role = OF_ONE_ROLE[name]
 
-    assert after(ROLLS[name]) == (REVISION, {role: role_hash(cluster(ROLLS[name]).spec, role)})
+    template = template_name(cluster(ROLLS[name]).spec, role, REVISION)
+    assert after(ROLLS[name]) == (REVISION, {role: template})
 
 
 @pytest.mark.parametrize("name", ROLLS.keys() - OF_ONE_ROLE)
@@ -115,8 +116,18 @@ def test_a_change_that_is_taken_back_finds_the_old_workers_while_they_are_there(
     assert place(continued(BASE, both_there)) == (REVISION, {})
     assert place(continued(BASE, snapshots_of(changed))) == (
         REVISION,
-        {"decode": role_hash(BASE.spec, "decode")},
+        {"decode": template_name(BASE.spec, "decode", REVISION)},
     )
+
+
+def test_equal_workers_of_two_revisions_have_names_of_their_own() -> None:
+    length = at("spec.roles.prefill.engine.maxModelLen", 99)
+    serving = snapshots_of(continued(cluster(FLAG), snapshots_of(BASE)))
+    begun = snapshots_of(cluster(length))
+    again = snapshots_of(continued(cluster(length, FLAG), [*serving, *begun]))
+
+    assert {each.workload.revision for each in again} == {revision_of(cluster(length).spec)}
+    assert not {each.workload.name for each in again} & {each.workload.name for each in serving}
 
 
 def test_a_cluster_of_one_role_has_no_other_to_keep() -> None:

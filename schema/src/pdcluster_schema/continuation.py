@@ -18,6 +18,7 @@ from pdcluster_schema.revision import (
     revision_of,
     role_hash,
     template_hash,
+    template_name,
     templates_of,
     written_names,
 )
@@ -85,13 +86,13 @@ def continued(
         return cluster
     own = [each for each in snapshots if each.workload.revision == found]
     roles = cluster.spec.roles.computing()
-    templates = {role: _template(cluster.spec, role, own) for role in roles}
+    templates = {role: _template(cluster.spec, role, found, own) for role in roles}
     lost = {role for role in roles if all(each.workload.role != role for each in own)}
     for workload, ends in sorted(unrecorded.items()):
         if workload.role in lost and workload.revision == found:
             # what runs gets its snapshot again; what ends makes room for others
             templates[workload.role] = (
-                role_hash(cluster.spec, workload.role) if ends else workload.template
+                template_name(cluster.spec, workload.role, found) if ends else workload.template
             )
     return at_revision(cluster, found, templates)
 
@@ -111,7 +112,9 @@ def _is_as_declared(spec: PDClusterSpec, snapshot: Snapshot) -> bool:
     return all(snapshot.hashes.get(label) == declared[label] for label in (PAIR_HASH, ROLE_HASH))
 
 
-def _template(spec: PDClusterSpec, role: str, snapshots: Collection[Snapshot]) -> str:
+def _template(
+    spec: PDClusterSpec, role: str, revision: str, snapshots: Collection[Snapshot]
+) -> str:
     """That of the role's snapshot that is as declared, else a new one.  snapshots: of the
     revision
     """
@@ -121,4 +124,4 @@ def _template(spec: PDClusterSpec, role: str, snapshots: Collection[Snapshot]) -
     if as_declared:
         return min(as_declared)
     # of an older operator, which replaced all roles together
-    return role_hash(spec, role) if known else ""
+    return template_name(spec, role, revision) if known else ""

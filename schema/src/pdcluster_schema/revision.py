@@ -111,6 +111,13 @@ def role_hash(spec: PDClusterSpec, role: str) -> str:
     return _role_hash(_Same(spec), role)
 
 
+def template_name(spec: PDClusterSpec, role: str, revision: str) -> str:
+    """Template of a role that changes within a revision.  Not its hash alone: another revision
+    that runs meanwhile may have the same workers, and names of objects have one of the two.
+    """
+    return _hash([revision, role_hash(spec, role)])
+
+
 def at_revision(
     cluster: PDCluster, revision: str, templates: Mapping[str, str] | None = None
 ) -> PDCluster:
