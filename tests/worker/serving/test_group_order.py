@@ -17,7 +17,7 @@ from pdcluster_worker.routing.waiting_time.load_aware import LoadAware
 from pdcluster_worker.routing.waiting_time.rates import Presets
 from pdcluster_worker.routing.waiting_time.request_queue import GroupSeconds, QueuedRequest
 from pdcluster_worker.serving.estimation import Estimation, TrackedRequest
-from pdcluster_worker.serving.group_order import PLAN_SECONDS, PLAN_SHARE, GroupOrder
+from pdcluster_worker.serving.group_order import MAX_PLANNED, PLAN_SECONDS, PLAN_SHARE, GroupOrder
 from tests.worker.serving.doubles import dispatcher_of
 from tests.worker.serving.ingress.ingresses import two_tokens
 
@@ -247,3 +247,23 @@ def test_plans_take_a_small_share_of_the_time() -> None:
         bench.now += 0.2
 
     assert slow.num_forecasts * 0.1 <= 1.5 * PLAN_SHARE * (bench.now - start)
+
+
+def test_a_plan_forecasts_the_first_groups_by_priority_and_deadline_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, forecast = Bench(), list[QueuedRequest]()
+    first = [bench.come(1000.0 + 10 * number, priority=-1) for number in range(2)]
+    rest = [bench.come(1000.0 - 10 * number) for number in range(2 * MAX_PLANNED)]
+
+    def group_seconds(
+        estimator: LoadAware, members: Sequence[QueuedRequest], slots: int
+    ) -> GroupSeconds:
+        forecast.extend(members)
+        return GroupSeconds(1.0, 1.0)
+
+    monkeypatch.setattr(LoadAware, "group_seconds", group_seconds)
+    bench.plan()
+
+    earliest = [*first, *rest[: -MAX_PLANNED + 1 : -1]]
+    assert forecast == [tracked.request for tracked in earliest]
