@@ -49,6 +49,15 @@ def test_requests_begin_at_second_0(tmp_path: Path):
         (({**ROW, "output_length": 0},), "line 1, output_length: must not be 0; write a finite"),
         (({**ROW, "input_length": 2.5},), "line 1, input_length: must be a whole number, not 2.5"),
         (({**ROW, "timestamp": "now"},), "line 1, timestamp: must be a whole number, not 'now'"),
+        (({**ROW, "input_length": float("nan")},), "input_length: must not be nan; write a finite"),
+        (({**ROW, "output_length": float("inf")},), "output_length: must not be inf; write"),
+        (({**ROW, "timestamp": 10**400},), r"timestamp: must be at most 1e\+18 ms; give"),
+        (
+            (ROW, {**ROW, "timestamp": 4e13}),
+            r"line 2, timestamp: is 4e\+10 s after the first request, over 3.16224e\+07 s; give it "
+            "in milliseconds, or cut the trace",
+        ),
+        (({**ROW, "hash_ids": None},), "hash_ids: must be a list of whole numbers"),
         (('{"timestamp": NaN, "input_length": 1, "output_length": 1}',), "must not be nan"),
         (
             ({**ROW, "input_length": 10**8},),

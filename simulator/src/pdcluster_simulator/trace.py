@@ -14,6 +14,8 @@ from pdcluster_simulator.requests import SimulatedRequest
 
 MAX_TOKENS = 10_000_000  # of one request
 MAX_REQUESTS = 50_000_000
+MAX_SECONDS = 366 * 86400.0  # between the first and the last
+_MAX_TIMESTAMP = 1e18
 _MAX_FAULTS = 20
 _FIELDS = ("timestamp", "input_length", "output_length")
 
@@ -84,16 +86,13 @@ def read_requests(path: Path, block_tokens: int = 512) -> ArrivalTrace:
     for line, text in _lines(path):
         row = _row(line, text, block_tokens)
         if isinstance(row, TraceRequest):
-            if requests and row.seconds < before:
-                reason = (
-                    f"is {1000 * row.seconds:g}, before the {1000 * before:g} of the request above"
-                )
-                row = [Fault(f"line {line}, timestamp", reason, "sort the requests by time")]
-            else:
-                first = first if requests else row.seconds
+            first, before = (first, before) if requests else (row.seconds, row.seconds)
+            fault = _time_fault(line, row.seconds, before, first)
+            if fault is None:
                 before = row.seconds
                 requests.append(row)
                 continue
+            row = [fault]
         faults += row
         if len(faults) >= _MAX_FAULTS:
             break
@@ -104,6 +103,18 @@ def read_requests(path: Path, block_tokens: int = 512) -> ArrivalTrace:
     shifted = [_shifted(each, first) for each in requests] if first else requests
     has_ids = any(each.hash_ids for each in requests)
     return ArrivalTrace(shifted, block_tokens if has_ids else 0)
+
+
+def _time_fault(line: int, seconds: float, before: float, first: float) -> Fault | None:
+    """before, first: seconds of the request above, and of the first one."""
+    place = f"line {line}, timestamp"
+    if seconds < before:
+        reason = f"is {1000 * seconds:g}, before the {1000 * before:g} of the request above"
+        return Fault(place, reason, "sort the requests by time")
+    if seconds - first > MAX_SECONDS:
+        reason = f"is {seconds - first:g} s after the first request, over {MAX_SECONDS:g} s"
+        return Fault(place, reason, "give it in milliseconds, or cut the trace")
+    return None
 
 
 def _shifted(request: TraceRequest, first: float) -> TraceRequest:
@@ -142,7 +153,7 @@ def _row(line: int, text: str, block_tokens: int) -> TraceRequest | list[Fault]:
     if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > 1000:
         fix = "write a whole number from -1000 to 1000"
         faults.append(Fault(f"line {line}, priority", f"must not be {priority!r}", fix))
-    if not faults and ids:
+    if not faults and ids != []:
         faults = _ids_faults(line, ids, int(row["input_length"]), block_tokens)
     if faults:
         return faults
@@ -158,10 +169,14 @@ def _number_fault(line: int, name: str, row: dict[str, Any]) -> Fault | None:
         return Fault(place, "is missing", f"write {', '.join(_FIELDS)} in each line")
     value, least = row[name], 0 if name == "timestamp" else 1
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or (name != "timestamp" and value != int(value)):
+    if not is_number:
         return Fault(place, f"must be a whole number, not {value!r}", f"write {least} or more")
     if not least <= value < float("inf"):
         return Fault(place, f"must not be {value}", f"write a finite number from {least} on")
+    if name != "timestamp" and value != int(value):
+        return Fault(place, f"must be a whole number, not {value!r}", f"write {least} or more")
+    if name == "timestamp" and value > _MAX_TIMESTAMP:
+        return Fault(place, f"must be at most {_MAX_TIMESTAMP:g} ms", "give it in milliseconds")
     if name != "timestamp" and value > MAX_TOKENS:
         return Fault(place, f"must be at most {MAX_TOKENS} tokens, not {value}", "shorten it")
     return None
