@@ -2,6 +2,7 @@
 
 import pytest
 
+from pdcluster_worker.engine.kv_tiers import STUCK_SECONDS
 from pdcluster_worker.engine.tier_slots import TierSlots
 from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.block_hash import block_hashes
@@ -110,6 +111,40 @@ def test_a_receive_reads_into_no_blocks_that_are_kept_for_a_prompt_that_waits(ti
     assert [each.request_id for each in rig.of(m.ReceiveRefused)] == ["received"]
     finish(rig)
     check_answer(rig, "waits", list(range(400, 440)))
+
+
+def test_a_disk_that_does_not_answer_keeps_no_request_waiting(tiered):
+    rig = tiered(num_blocks=24)
+    ask(rig, "waits", LONG)
+    assert rig.core.next_wake_seconds() == STUCK_SECONDS
+    rig.clock.advance(STUCK_SECONDS)
+    rig.run()
+    rig.step()
+    rig.run()
+    check_answer(rig, "waits", LONG)
+    num_unread = rig.core.pool.counts()["quarantined"]
+    assert num_unread > 0
+
+    ask(rig, "next", OTHER)  # takes no more blocks out of the pool
+    rig.run()
+    check_answer(rig, "next", OTHER)
+    assert rig.core.pool.counts()["quarantined"] == num_unread
+
+    finish(rig)  # it answers
+    assert rig.core.pool.counts()["quarantined"] == 0
+    ask(rig, "away", list(range(700, 780)))
+    finish(rig)
+    ask(rig, "again", MORE)
+    assert rig.core.pool.counts()["receiving"] > 0
+
+
+def test_a_receive_that_waits_for_a_disk_goes_on_without_it(tiered):
+    rig = tiered(num_blocks=24)
+    rig.handle(m.Receive(make_spec("received", LONG)))
+    assert rig.of(m.ReceiveReady) == []
+    rig.clock.advance(STUCK_SECONDS)
+    rig.step()
+    assert [each.cached_tokens < 36 for each in rig.of(m.ReceiveReady)] == [True]
 
 
 def test_an_abort_cancels_the_read_and_its_blocks_are_free_once_that_is_answered(tiered):

@@ -116,6 +116,7 @@ class EngineCore:
         """In how many seconds a turn is due though nothing happens; None when never."""
         now = self._clock()
         due = [self._receiver.next_overdue_seconds(now)]
+        due.append(None if self._reads is None else self._reads.next_seconds)
         if not self.has_work:
             due.append(self._delayer.next_pass_seconds(now) if self._delayer is not None else None)
             due.append(self._audit.next_seconds(now))
@@ -198,9 +199,7 @@ class EngineCore:
         request = self._accept(spec, num_more=1)
         if request is None:
             return
-        if self._reads is None or not self._reads.begin(
-            request, self._reserve, lambda: self._scheduler.num_reserved_blocks
-        ):
+        if self._reads is None or not self._reads.begin(request, self._reserve):
             self._reserve(request)
 
     def _reserve(self, request: EngineRequest) -> None:

@@ -39,6 +39,10 @@ as many as may be saved at a time, but no more than half of it.
 """
 
 
+STUCK_SECONDS = 5.0
+"""Time without an answer after which nothing is read: a disk may not answer for hours."""
+
+
 class Tier:
     def __init__(self, facts: TierFacts) -> None:
         self.name = facts.name
@@ -99,6 +103,7 @@ class KVTiers:
         self._moves: dict[int, BlockCopy] = {}  # from one tier to the next
         self._reads: dict[int, tuple[BlockCopy, Load]] = {}
         self._loading: dict[bytes, Load] = {}
+        self._answered = 0.0  # by the clock: the last block that was read, or the first begun
         if self.tiers:
             self._cache.attach_below(self.holds, lambda: chain.from_iterable(self._slots()))
 
@@ -108,6 +113,15 @@ class KVTiers:
     @property
     def num_reading(self) -> int:
         return len(self._reads)
+
+    @property
+    def stuck_seconds(self) -> float | None:
+        """In how many seconds reads count as stuck unless one is answered, 0 = they do; None = no
+        block is being read.
+        """
+        if not self._reads:
+            return None
+        return max(0.0, self._answered + STUCK_SECONDS - self._clock())
 
     def held(self) -> Iterator[int]:
         """Blocks of the pool with a holder here, once for each."""
@@ -211,6 +225,8 @@ class KVTiers:
         self._pool.num_loading += len(block_ids)
         blocks = dict(zip(block_ids, run.keys, strict=True))
         load = Load(run.keys, run.hits, blocks, self._clock(), len(block_ids))
+        if not self._reads:
+            self._answered = load.started
         load.tiers = tuple(dict.fromkeys(self.tiers[number].name for number in run.tiers))
         copies: list[BlockCopy] = []
         for (block_id, key), number in zip(blocks.items(), run.tiers, strict=True):
@@ -265,6 +281,7 @@ class KVTiers:
     def _was_read(self, copy: BlockCopy, load: Load, answer: BlockCopied) -> Load | None:
         tier, block_id = self.tiers[copy.source.tier], copy.target.slot
         tier.slots.release(copy.source.slot)
+        self._answered = self._clock()
         if answer.outcome == "copied":
             tier.stats.loaded_bytes += self._io.block_bytes
             tier.load_rate.add(answer.seconds, self._clock())

@@ -4,6 +4,7 @@ A request leaves the waiting queue for that time and comes back to its place in 
 What was read is found in the prefix cache, and the rest is computed.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +16,8 @@ from pdcluster_worker.engine.scheduler.base import Scheduler
 from pdcluster_worker.engine.tier_rates import Rate, ReadEstimate
 from pdcluster_worker.messages.engine import TIER_READS, EngineTotals
 from pdcluster_worker.messages.requests import TierRead
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -48,11 +51,18 @@ class ReadAhead:
     def num_requests(self) -> int:
         return len(self._waiting)
 
+    @property
+    def next_seconds(self) -> float | None:
+        """In how many seconds waiting requests are computed, unless blocks arrive."""
+        return self.tiers.stuck_seconds if self._readings else None
+
     def advance(self, totals: EngineTotals) -> bool:
         """One turn; returns whether any block has moved.  totals: of the engine's steps."""
         num_moves = self._pool.num_moves
         self._measure(totals)
         self._settle()
+        if self.tiers.stuck_seconds == 0.0:
+            self._give_up()
         self._schedule()
         return self._pool.num_moves != num_moves
 
@@ -91,16 +101,16 @@ class ReadAhead:
         self,
         request: EngineRequest,
         resume: Callable[[EngineRequest], None],
-        num_reserved: Callable[[], int],
+        num_reserved: Callable[[], int] | None = None,
     ) -> bool:
         """Return whether the request waits for a read, after which it is resumed.
 
         False without a choice made: there is no room for its blocks now.
-        num_reserved: blocks that are not for it.
+        num_reserved: blocks that are not for it; by default those that are for no newcomer.
         """
         if self._is_decided(request):
             return False
-        if request.scores_prompt:
+        if request.scores_prompt or self.tiers.stuck_seconds == 0.0:
             self._decide(request)
             return False
         request.extend_hashes(self._block_size)
@@ -120,7 +130,8 @@ class ReadAhead:
             self.counts["computed"] += 1
             self._note(request, estimate, choice="compute")
             return False
-        reading = self._read(request, run, estimate, num_reserved())
+        reserved = num_reserved() if num_reserved else self._scheduler.num_reserved_blocks
+        reading = self._read(request, run, estimate, reserved)
         if reading is not None:
             self._wait(request, resume, reading)
         return reading is not None
@@ -133,6 +144,19 @@ class ReadAhead:
             self._report(reading)
             for request, resume in reading.requests.items():
                 del self._waiting[request]
+                resume(request)
+
+    def _give_up(self) -> None:
+        """Let all that wait be computed; their blocks are quarantined until they are answered."""
+        readings, self._readings = list(self._readings.values()), {}
+        if readings:
+            logger.warning("no kv block was read in time: prefixes are computed")
+        for reading in readings:
+            self._tables.num_awaited -= reading.num_blocks
+            self.tiers.cancel(reading.load)
+            for request, resume in reading.requests.items():
+                del self._waiting[request]
+                self._decide(request)
                 resume(request)
 
     def forget(self, request: EngineRequest) -> None:
