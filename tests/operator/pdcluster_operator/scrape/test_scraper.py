@@ -185,7 +185,7 @@ async def test_ipv6_address_is_scraped():
 
 
 async def test_page_at_the_limit_is_read():
-    limit = 64 * 1024
+    limit = 128 * 1024
     page = PAGE + b"\n" * (limit - len(PAGE))
 
     assert isinstance(
