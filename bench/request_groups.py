@@ -164,7 +164,7 @@ class Bench:
         return min(times[1:])
 
     def run(
-        self, arm: Arm, load: Load, unit: float, seed: str, times: float, slack: float
+        self, arm: Arm, load: Load, unit: float, seed: str, *, times: float, slack: float
     ) -> Outcome:
         from pdcluster_schema.qos import EstimationSpec
         from pdcluster_worker.metrics import Metrics
@@ -325,7 +325,7 @@ def main() -> int:
         for seed in options.seeds:  # arms in turn, so that a slow minute of the machine is shared
             for arm in arms:
                 outcomes[arm.name].append(
-                    bench.run(arm, load, unit, seed, options.times, options.slack)
+                    bench.run(arm, load, unit, seed, times=options.times, slack=options.slack)
                 )
                 print(f"  {seed} {arm.name}: {outcomes[arm.name][-1].num_in_time}", file=sys.stderr)
         print("\n".join(rows(load, outcomes)), flush=True)

@@ -40,24 +40,7 @@ def plan_status(desired: DesiredState) -> StatusPlan:
     inputs, step, now = desired.inputs, desired.step, desired.now
     observed, autoscale = inputs.observed, inputs.cluster.spec.autoscale
     previous, views = Previous(observed.status), tuple(inputs.views())
-    facts = StatusInputs(
-        roles=views,
-        observed=observed,
-        existing=inputs.existing,
-        target=inputs.target,
-        current=inputs.current,
-        declared_ingress=inputs.cluster.spec.ingress_role,
-        waits_for=step.waits_for,
-        leaving=tuple(workload.id for workload in desired.leaving),
-        draining=desired.drain.messages,
-        stalled=None if inputs.rollout is None else inputs.rollout.stalled,
-        deadline=inputs.deadline,
-        is_rolled_back=inputs.is_rolled_back,
-        changing=frozenset(
-            view.name for view in views if view.name in inputs.replaced_roles and not view.is_ready
-        ),
-        lost=inputs.ending.lost,
-    )
+    facts = _inputs(desired, views)
     disaggregation, verified = _disaggregation(desired, previous)
     found = (
         *condition_tree(facts),
@@ -98,6 +81,28 @@ def plan_status(desired: DesiredState) -> StatusPlan:
         ),
         requeue_after_seconds=min((each for each in waits if each is not None), default=None),
         verify=verified.due,
+    )
+
+
+def _inputs(desired: DesiredState, views: tuple[RoleView, ...]) -> StatusInputs:
+    inputs = desired.inputs
+    return StatusInputs(
+        roles=views,
+        observed=inputs.observed,
+        existing=inputs.existing,
+        target=inputs.target,
+        current=inputs.current,
+        declared_ingress=inputs.cluster.spec.ingress_role,
+        waits_for=desired.step.waits_for,
+        leaving=tuple(workload.id for workload in desired.leaving),
+        draining=desired.drain.messages,
+        stalled=None if inputs.rollout is None else inputs.rollout.stalled,
+        deadline=inputs.deadline,
+        is_rolled_back=inputs.is_rolled_back,
+        changing=frozenset(
+            view.name for view in views if view.name in inputs.replaced_roles and not view.is_ready
+        ),
+        lost=inputs.ending.lost,
     )
 
 

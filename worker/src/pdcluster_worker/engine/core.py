@@ -352,9 +352,8 @@ class EngineCore:
         return token_message(request, sample, finish, now)
 
     def _refuse(self, request: EngineRequest, error: RequestError) -> None:
-        self._outbox.append(
-            RequestFailed(request.request_id, error.message, is_refusal=True, param=error.param)
-        )
+        name, message = request.request_id, error.message
+        self._outbox.append(RequestFailed(name, message, is_refusal=True, param=error.param))
         self._end(request)
 
     def _write_full(self, request: EngineRequest, now: float) -> None:
@@ -366,9 +365,8 @@ class EngineCore:
             self._refuse(request, error)
             return
         why = str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}"
-        self._outbox.append(
-            RequestFailed(request.request_id, f"the model failed on this request: {why}")
-        )
+        reason = f"the model failed on this request: {why}"
+        self._outbox.append(RequestFailed(request.request_id, reason))
         self._end(request)
 
     def _end(self, request: EngineRequest) -> None:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from pdcluster_worker.engine.block_table import BlockTables, most_blocks, too_large
 from pdcluster_worker.engine.ports import Grammars
-from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled, Status
-from pdcluster_worker.engine.scheduler.order import Order
+from pdcluster_worker.engine.request import Batch, EngineRequest, Order, Scheduled, Status
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine_settings import EngineSettings
 
