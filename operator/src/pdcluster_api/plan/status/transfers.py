@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 from pydantic.alias_generators import to_camel
@@ -19,7 +19,7 @@ from pdcluster_api.plan.status.disaggregating import readable_rate
 from pdcluster_schema import conditions as words
 from pdcluster_schema.backoff import Backoff
 from pdcluster_schema.text import and_more, shortened
-from pdcluster_schema.workload import PoolPair
+from pdcluster_schema.workload import PoolPair, WorkloadId
 
 FIELD = "transfers"
 MAX_MESSAGE = 400
@@ -88,6 +88,9 @@ def _read(entry: Mapping[str, Any], revision: str) -> VerifiedPair | None:
         return None
 
 
+Verified = TypeVar("Verified", PairVerification, VerifiedPair)
+
+
 @dataclass(frozen=True)
 class Pairs:
     """Pairs of pools of the revision that serves."""
@@ -95,6 +98,7 @@ class Pairs:
     revision: str
     # ready decode workers by pair; a pair is there too while no worker of a pool is ready
     workers: Mapping[PoolPair, tuple[str, ...]]
+    workloads: frozenset[WorkloadId] = frozenset()  # those that are there
 
     @classmethod
     def of(cls, revision: str, workloads: Sequence[WorkloadState]) -> "Pairs":
@@ -111,7 +115,26 @@ class Pairs:
             for source in sorted(num_ready)
             for sink in sorted(decode)
         }
-        return cls(revision, dict(list(found.items())[:MAX_PAIRS]))
+        there = frozenset(state.id for state in existing)
+        return cls(revision, dict(list(found.items())[:MAX_PAIRS]), there)
+
+    def known(self, found: Mapping[PoolPair, Verified]) -> dict[PoolPair, Verified]:
+        """Without what workers have shown whose role has another template now: the new ones are to
+        be verified themselves.
+        """
+        return {pair: each for pair, each in found.items() if self._is_of_these(each)}
+
+    def _is_of_these(self, found: "PairVerification | VerifiedPair") -> bool:
+        verified = found.verification if isinstance(found, VerifiedPair) else found
+        return not any(
+            self._has_gone(worker) for worker in (verified.decode_worker, verified.prefill_worker)
+        )
+
+    def _has_gone(self, worker: str) -> bool:
+        """Return whether it is of a pool that is there, and of no workload of it."""
+        pools = (f"{each.cluster}-{each.role}-{each.pool}-" for each in self.workloads)
+        names = (f"{each.name}-" for each in self.workloads)
+        return worker.startswith(tuple(pools)) and not worker.startswith(tuple(names))
 
 
 def _ready(state: WorkloadState) -> tuple[str, ...]:
@@ -195,7 +218,8 @@ def transfers(
     waits: Mapping[PoolPair, str],
     settings: VerificationSettings,
 ) -> Transfers:
-    before = read_pairs(previous.mapping(FIELD), pairs.revision)
+    before = pairs.known(read_pairs(previous.mapping(FIELD), pairs.revision))
+    ended = pairs.known(ended)
     known = {
         pair: settings.newer(before.get(pair), ended.get(pair), pairs.revision)
         for pair in pairs.workers

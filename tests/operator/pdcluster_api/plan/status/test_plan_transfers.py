@@ -10,7 +10,7 @@ from pdcluster_api.plan.observed.state import PairVerification, PairVerification
 from pdcluster_api.plan.result import DueVerification
 from pdcluster_schema import conditions as words
 from pdcluster_schema.placement import PlacementSpec
-from pdcluster_schema.revision import revision_of
+from pdcluster_schema.revision import at_revision, revision_of
 from pdcluster_schema.workload import PoolPair
 from tests.operator.pdcluster_api.plan.clusters import (
     LATER,
@@ -29,6 +29,7 @@ from tests.operator.pods import pod_states
 CLUSTER = make_cluster()  # prefill and decode pool cpu, one and two workers
 REVISION = revision_of(CLUSTER.spec)
 PAIR = PoolPair("cpu", "cpu")
+PREFILL, DECODE = (identity(REVISION, role).name for role in ("prefill", "decode"))
 ANNOTATED = "2026-01-02T03:30:00Z"
 
 
@@ -36,8 +37,8 @@ def passed(**fields: Any) -> PairVerification:
     known: dict[str, Any] = {
         "revision": REVISION,
         "at": NOW,
-        "decode_worker": "d-0",
-        "prefill_worker": "p-0",
+        "decode_worker": f"{DECODE}-0",
+        "prefill_worker": f"{PREFILL}-0",
         "transport": "tcp",
         "num_tokens": 8,
         "num_bytes": 11_800_000,
@@ -59,7 +60,7 @@ def observed(
     **fields: Any,
 ):
     pods = []
-    for role, names in (("prefill", ("p-0",)), ("decode", ("d-0", "d-1"))):
+    for role, names in (("prefill", (0,)), ("decode", (0, 1))):
         of = identity(REVISION, role)
         is_ready = role == "decode" or is_prefill_ready
         states = pod_states(of, names, ready=is_ready)
@@ -89,8 +90,26 @@ def after(seen, plan: Planned):
 def test_a_revision_whose_workers_are_ready_is_verified_at_once():
     plan = planned(observed())
 
-    assert plan.verify == (DueVerification(PAIR, REVISION, ("d-0", "d-1")),)
+    assert plan.verify == (DueVerification(PAIR, REVISION, (f"{DECODE}-0", f"{DECODE}-1")),)
     assert shown(plan)[:2] == ("Unknown", "NotVerified")
+
+
+def test_workers_of_another_template_are_verified_themselves():
+    before = observed(passed())
+    status = planned(before).status
+    prefill, decode = before.workloads
+    of = replace(decode.id, template="0a1b2c3d")
+    new = workload(of, 2, pods=pod_states(of, (0, 1)))
+    meanwhile = replace(before, status=status, workloads=[prefill, decode, new])
+    seen = replace(before, status=status, workloads=[prefill, new])
+    cluster = at_revision(CLUSTER, REVISION, {"decode": of.template})
+
+    assert not plan_all(cluster, meanwhile, NOW).verify
+    plan = plan_all(cluster, seen, NOW)
+    assert plan.verify == (DueVerification(PAIR, REVISION, (f"{of.name}-0", f"{of.name}-1")),)
+    assert shown(plan)[:2] == ("Unknown", "NotVerified")
+    # and the outcome of before is not taken for theirs
+    assert "transfers" not in plan.status
 
 
 def test_every_pair_of_pools_is_verified():
