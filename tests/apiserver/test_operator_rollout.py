@@ -108,7 +108,7 @@ def of_role(role: str, pods: dict[str, str]) -> dict[str, str]:
 
 
 def test_a_flag_of_decode_replaces_decode_alone_and_back_again(scene: Scene, nodes: Nodes):
-    scene.create()
+    scene.create(rollout={"drainTimeoutSeconds": 1})  # no worker says that it has drained
     scene.await_condition("Ready", "True")
     revision, pods = scene.revision, scene.pods()
     nodes.rule = lambda pod: ready(pod) if TEMPLATE not in pod["metadata"]["labels"] else None

@@ -108,7 +108,7 @@ def test_workers_of_another_template_are_verified_themselves():
     plan = plan_all(cluster, seen, NOW)
     assert plan.verify == (DueVerification(PAIR, REVISION, (f"{of.name}-0", f"{of.name}-1")),)
     assert shown(plan)[:2] == ("Unknown", "NotVerified")
-    # and the outcome of before is not taken for theirs
+    # and the older outcome is not taken for theirs
     assert "transfers" not in plan.status
 
 
