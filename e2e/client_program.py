@@ -60,6 +60,7 @@ class Stories:
     first:          index of the first prompt
     words:          of each prompt, about as many tokens
     third_words:    of every third one; 0 = as the others
+    pause:          seconds after each one
     prefill:        where the prompts are computed, in turn
     """
 
@@ -71,6 +72,7 @@ class Stories:
     first: int = 0
     prefill: tuple[str, ...] = ("auto",)
     third_words: int = 0
+    pause: float = 0.0
 
     def words_of(self, index: int) -> int:
         return self.third_words if self.third_words and index % 3 == 0 else self.words
@@ -184,6 +186,7 @@ def tell_stories(url: str, stories: Stories) -> None:
     def client(_: int) -> None:
         while time.monotonic() < end and (index := next(indices)) < stories.first + stories.count:
             tell(stream(url, index, stories))
+            time.sleep(stories.pause)
 
     with ThreadPoolExecutor(stories.clients) as threads:
         list(threads.map(client, range(stories.clients)))

@@ -41,13 +41,14 @@ LONG_PROMPTS = Stories(
     count=1000, clients=8, max_tokens=2, words=400, seconds=45, first=5000, prefill=("remote",)
 )
 # One of three prompts is long: the mean of the first tokens is far from the 80th percentile.  With
-# one client at a time the prefill worker has room, so its demand asks for no other worker.
+# one client that pauses the prefill worker has room, so its demand asks for no other worker.
 TAIL = Stories(
     count=1000,
     clients=1,
     max_tokens=2,
     words=8,
     third_words=450,
+    pause=0.5,
     seconds=120,
     first=9000,
     prefill=("remote",),
