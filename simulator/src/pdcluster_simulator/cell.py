@@ -14,6 +14,7 @@ from pdcluster_simulator.step_model import StepModel
 from pdcluster_simulator.workers import ClusterWorker, PendingRequest, WorkerState
 from pdcluster_worker.routing.offload import OffloadFacts, decide, length_threshold, takes_length
 from pdcluster_worker.routing.qos.load_shedding import offloads_at_once, tier_of
+from pdcluster_worker.routing.ttft import Side
 
 REPORT_SECONDS = 1.0
 
@@ -283,17 +284,11 @@ class Cell:
             worker.meter.started(request.prompt_tokens)
         policy, took = self.policy.offload.policy, now - pending.sent_at
         uncached = request.prompt_tokens - request.cached_tokens
-        place = "remote" if side == "remote" else "local"
+        place: Side = "remote" if side == "remote" else "local"
         if policy == "sloFeedback":
-            worker.feedback.first_token(place, uncached, took, now)  # type: ignore[arg-type]
+            worker.feedback.first_token(place, uncached, took, now)
         elif policy == "measured":
-            worker.estimates.first_token(
-                place,  # type: ignore[arg-type]
-                request.request_id,
-                uncached,
-                seconds,
-                now,
-            )
+            worker.estimates.first_token(place, request.request_id, uncached, seconds, now)
         self.recorder.on_first(request, worker)
 
     def on_last(self, work: EngineWork) -> None:

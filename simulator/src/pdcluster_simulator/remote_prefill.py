@@ -106,7 +106,7 @@ class RemotePrefills:
             self._claim(pending, each)
 
     def on_joined(self, prefill: ClusterWorker) -> None:
-        """A prefill worker takes requests from now on: those that wait are asked of it too."""
+        """Ask a new prefill worker for a credit too, for each request that waits for one."""
         for worker in self.workers.values():
             for pending in [*worker.pending.values()]:
                 if pending.claimed and pending.prefill is None:

@@ -33,8 +33,8 @@ class Counted:
 class ClusterWorker:
     """since: time of its last change of state; load: its last report; pool: (role, name).
 
-    Of a prefill worker: ledger.  Of the others: the queue of those that wait for a credit, requests
-    that wait for blocks, and what the policies of one worker remember.
+    A prefill worker has the ledger; the others have the queue of requests without a credit, the
+    requests that wait for blocks, and the state of a worker's own policies.
     """
 
     key: str

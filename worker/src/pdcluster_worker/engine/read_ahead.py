@@ -27,7 +27,7 @@ class Reading:
     load: Load
     estimate: ReadEstimate
     num_blocks: int  # that its first request takes when it is admitted, beyond those of the load
-    # In order; each with what goes on with it then.
+    # Oldest first, each with the call that resumes it.
     requests: dict[EngineRequest, Callable[[EngineRequest], None]] = field(default_factory=dict)
 
 
