@@ -64,6 +64,13 @@ def test_rights_end_at_the_watched_namespaces() -> None:
     assert found == {NAMESPACE: LEASES, "models": OBJECTS, "research": OBJECTS}
 
 
+def test_deleting_lost_pods_takes_two_rights_more() -> None:
+    found = by_place(render({"watchNamespaces": ["models"], "deleteLostPods": True}))
+
+    pods = {"/pods": OBJECTS["/pods"] | {"delete"}}
+    assert found == {"": {"/nodes": {"get"}}, NAMESPACE: LEASES, "models": OBJECTS | pods}
+
+
 def test_rights_in_the_operators_own_namespace_add_up() -> None:
     assert by_place(render({"watchNamespaces": [NAMESPACE]})) == {NAMESPACE: OBJECTS | LEASES}
 

@@ -38,6 +38,10 @@ REFUSED = {
         {"watchNamespaces": ["a", "a"]},
         "watchNamespaces: array items[0,1] must be unique",
     ),
+    "deleteLostPods as text": (
+        {"deleteLostPods": "yes"},
+        "deleteLostPods: Invalid type. Expected: boolean, given: string",
+    ),
     "log format": (
         {"logFormat": "xml"},
         'logFormat must be one of the following: "text", "json"',

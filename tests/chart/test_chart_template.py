@@ -36,6 +36,7 @@ FULL = {
     "concurrency": 8,
     "logLevel": "debug",
     "logFormat": "json",
+    "deleteLostPods": True,
     "podLabels": {"team": "ml"},
     "podAnnotations": {"note": "yes"},
     "nodeSelector": {"disk": "fast"},
@@ -129,7 +130,8 @@ def test_every_namespaced_object_is_in_the_releases_or_a_watched_namespace() -> 
     found = {(m["kind"], m["metadata"].get("namespace")) for m in render(FULL)}
 
     # which the roles of users take in
-    assert {kind for kind, namespace in found if namespace is None} == {"ClusterRole"}
+    cluster_wide = {kind for kind, namespace in found if namespace is None}
+    assert cluster_wide == {"ClusterRole", "ClusterRoleBinding"}  # the latter to read nodes
     assert {namespace for _, namespace in found} == {None, NAMESPACE, "models", "research"}
     assert {kind for kind, namespace in found if namespace in ("models", "research")} == {
         "Role",

@@ -51,6 +51,7 @@ def test_every_reason_is_explained_and_put_where_it_belongs() -> None:
     events = {value for name, value in vars(conditions).items() if name.startswith("ROLLOUT_")} | {
         conditions.SCALED,
         conditions.DRAIN_CUT,
+        conditions.LOST_POD_DELETED,
         conditions.AUTOSCALED,
         conditions.ADVISED,
         conditions.SCALERS_OVERRIDDEN,

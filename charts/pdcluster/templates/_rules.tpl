@@ -50,6 +50,12 @@ it makes what is missing.  A right that is not in this list is one that the code
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch]
+{{- if .Values.deleteLostPods }}
+# Of nodes that are lost.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [delete]
+{{- end }}
 # To find why a worker was not created.
 - apiGroups: [""]
   resources: [events]

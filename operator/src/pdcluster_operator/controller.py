@@ -21,6 +21,7 @@ from pdcluster_operator.reconcile.apply_plan import PlanApplier
 from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
 from pdcluster_operator.reconcile.etcd_view import EtcdView, ReadLimits
+from pdcluster_operator.reconcile.lost_pods import LostPods
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, ControllerMetrics
 from pdcluster_operator.reconcile.pod_faults import FailedCreates, PodFaults
 from pdcluster_operator.reconcile.reconciler import Reconciler
@@ -48,6 +49,7 @@ class ControllerSettings:
     concurrency: int = 4
     worker_port: int = HTTP_PORT
     is_in_pod: bool = True
+    delete_lost_pods: bool = False
 
 
 class Controller:
@@ -95,7 +97,13 @@ class Controller:
         self._sessions = Sessions(make_session)
         events = EventRecorder(client, settings.identity)
         applier = PlanApplier(client, self.cache, settings.site, etcd, gate=self._runner.gate)
-        self._reconciler = Reconciler(applier, self._sessions, events, self.metrics)
+        self._reconciler = Reconciler(
+            applier,
+            self._sessions,
+            events,
+            self.metrics,
+            LostPods(client, settings.delete_lost_pods),
+        )
         self.metrics.queue_depth.set_function(lambda: self._runner.queue.depth)
 
     async def fill(self) -> None:

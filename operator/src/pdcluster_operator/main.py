@@ -92,6 +92,7 @@ async def _run(settings: Settings) -> int:
             settings.watch_silence_seconds,
             settings.concurrency,
             is_in_pod=settings.kubeconfig is None,
+            delete_lost_pods=settings.delete_lost_pods,
         )
         controller = Controller(client, watching, controller_settings, registry)
         process = Process(settings, controller, stop)

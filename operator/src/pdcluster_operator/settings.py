@@ -46,6 +46,7 @@ class Settings:
     log_level: int = logging.INFO
     log_format: str = "text"
     leader_election: bool = True
+    delete_lost_pods: bool = False  # those of nodes that the API server has given up
     # path to reach the API server from outside of a pod; None = as its ServiceAccount
     kubeconfig: Path | None = None
 
@@ -96,6 +97,7 @@ class Settings:
             log_level=read("LOG_LEVEL", "info", _one_of(_LEVELS), "debug, info, warning or error"),
             log_format=read("LOG_FORMAT", "text", _one_of(_FORMATS), "text or json"),
             leader_election=read("LEADER_ELECTION", "true", _one_of(_BOOLEANS), "true or false"),
+            delete_lost_pods=read("DELETE_LOST_PODS", "false", _one_of(_BOOLEANS), "true or false"),
             kubeconfig=_kubeconfig(environment),
         )
         if faults:

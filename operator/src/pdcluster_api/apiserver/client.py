@@ -222,20 +222,30 @@ class ApiClient:
         return await self._send(ApiRequest("update", kind.name, path, _WRITE, body))
 
     async def delete(
-        self, kind: Kind, namespace: str, name: str, *, uid: str, foreground: bool = False
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        *,
+        uid: str,
+        foreground: bool = False,
+        grace_seconds: int | None = None,
     ) -> Body | None:
         """Delete that very object (not another one of the name); one that is gone is no error.
         What it owns goes after it, or with foreground before it: then it is being deleted for as
         long as the garbage collector knows of anything of that, and is returned so. Without, one
         that is being deleted in the foreground goes at once.
+        grace_seconds: 0 = the object of a pod goes without word of its kubelet; None = its own
         """
         policy = "Foreground" if foreground else "Background"
-        options = {
+        options: Body = {
             "kind": "DeleteOptions",
             "apiVersion": "v1",
             "propagationPolicy": policy,
             "preconditions": {"uid": uid},
         }
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
         try:
             response = await self._send(
                 ApiRequest("delete", kind.name, kind.path(namespace, name), body=options)

@@ -69,6 +69,7 @@ class Kind:
 
 PDCLUSTER = Kind(API_VERSION, KIND, "pdclusters")
 POD = Kind("v1", "Pod", "pods")
+NODE = Kind("v1", "Node", "nodes")
 CORE_EVENT = Kind("v1", "Event", "events")
 EVENT = Kind("events.k8s.io/v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")

@@ -23,6 +23,7 @@ from pdcluster_api.rendering import Records, Rendering, record_lost
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.queue.work_queue import WriteGate
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
+from pdcluster_operator.reconcile.lost_pods import Deleted
 from pdcluster_operator.reconcile.observation import Observation, in_slices
 from pdcluster_operator.reconcile.session import Fingerprint, Session, digest_of
 from pdcluster_operator.reconcile.statuses import Statuses
@@ -50,6 +51,11 @@ class ApplyResult:
     conflict: ConflictError | None = None
     # no snapshots: a Secret is missing, and no event will come: try again
     missing_secret: bool = False
+
+    def also(self, lost: Deleted) -> "ApplyResult":
+        events, failures = (*self.events, *lost.events), (*self.failures, *lost.failures)
+        wrote = self.wrote or bool(lost.events)
+        return replace(self, events=events, failures=failures, wrote=wrote)
 
     @property
     def is_quiet(self) -> bool:

@@ -22,6 +22,7 @@ from pdcluster_api.plan.result import ClusterPlan, PlannedEvent, StatusPlan
 from pdcluster_api.plan.status.events import cut_short
 from pdcluster_operator.queue.work_queue import Done
 from pdcluster_operator.reconcile.apply_plan import ApplyResult, PlanApplier, certificates_end
+from pdcluster_operator.reconcile.lost_pods import LostPods
 from pdcluster_operator.reconcile.metrics import ControllerMetrics
 from pdcluster_operator.reconcile.observation import (
     Observation,
@@ -45,6 +46,7 @@ class Reconciler:
     sessions: Sessions
     events: EventRecorder
     metrics: ControllerMetrics
+    lost_pods: LostPods
     parsed: ParsedClusters = field(default_factory=ParsedClusters)
 
     async def reconcile(self, key: Key) -> Done:
@@ -95,6 +97,8 @@ class Reconciler:
         self.metrics.capacity.show(found.live.key, found.cluster.spec, accelerators)
         self.metrics.show_certificates(found.live.key, certificates_end(found.live))
         result = await self.applier.apply(found, plan, session)
+        lost = await self.lost_pods.delete(found.live, desired.inputs.ending.lost)
+        result = result.also(lost)
         self.metrics.drains_cut.labels(*found.live.key).inc(len(result.cut))
         if _is_just_made(found, result, session):
             return Done(wrote=True)
@@ -112,7 +116,7 @@ class Reconciler:
         if result.conflict is not None:
             raise result.conflict
         verify_after = session.verification.verify(report.verify, found.live)
-        planned = _earliest(report.requeue_after_seconds, verify_after)
+        planned = _earliest(report.requeue_after_seconds, verify_after, lost.requeue_after_seconds)
         due = _earliest(result.requeue_after_seconds, planned)
         if session.fingerprint and not is_reported and _is_quiet(found, plan, report, session):
             now = self.applier.now()

@@ -72,7 +72,7 @@ async def test_nor_does_one_of_a_session_that_ends_with_the_loop():
 async def test_a_pdcluster_that_was_made_again_under_its_name_has_a_new_session():
     sessions, unused = sessions_with(FakeEtcd()), cast(Any, None)
     metrics = ControllerMetrics(CollectorRegistry())
-    reconciler = Reconciler(unused, sessions, unused, metrics)
+    reconciler = Reconciler(unused, sessions, unused, metrics, unused)
     first = reconciler._session(Live(cluster(), ()))
     first.ready = "True"
     metrics.show_ready(None, "True")

@@ -1,0 +1,90 @@
+"""Delete the pods of lost nodes, where the chart's `deleteLostPods` gives the right to.  Kubernetes
+does it where the Node is gone or is marked `out-of-service`; while the node is only unreachable, a
+StatefulSet waits for its pod for ever.
+"""
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.errors import ClusterError, UnavailableError
+from pdcluster_api.apiserver.kinds import NODE, POD, Body
+from pdcluster_api.apiserver.observe import Live
+from pdcluster_api.plan.observed.state import WriteFailure
+from pdcluster_api.plan.result import PlannedEvent
+from pdcluster_schema import conditions
+
+logger = logging.getLogger(__name__)
+LOST_TAINTS = frozenset({"node.kubernetes.io/unreachable", "node.kubernetes.io/out-of-service"})
+CHECK_SECONDS = 20.0  # until a node that answers is looked at again
+
+
+@dataclass(frozen=True)
+class Deleted:
+    events: tuple[PlannedEvent, ...] = ()
+    failures: tuple[WriteFailure, ...] = ()
+    requeue_after_seconds: float | None = None  # a pod is left, since its node answers
+
+
+@dataclass(frozen=True)
+class LostPods:
+    client: ApiClient
+    may_delete: bool
+
+    async def delete(self, live: Live, names: Collection[str]) -> Deleted:
+        """Delete pods that should have ended long ago, if the API server has given their node up.
+        Raises UnavailableError.
+
+        names: of terminating pods
+        """
+        if not (self.may_delete and names):
+            return Deleted()
+        events, failures, is_left = list[PlannedEvent](), list[WriteFailure](), False
+        for body in live.children:
+            name = body["metadata"]["name"]
+            if body["kind"] != POD.name or name not in names:
+                continue
+            try:
+                is_deleted = await self._delete(body)
+            except UnavailableError:
+                raise
+            except ClusterError as e:
+                logger.warning("lost pod not deleted pod=%s error=%s", name, e)
+                fix = "; deleteLostPods of the chart gives the right to"
+                failures.append(WriteFailure(f"Pod {name}", e.reason, f"{e}{fix}"))
+                continue
+            is_left |= not is_deleted
+            if is_deleted:
+                events.append(_event(body))
+        return Deleted(tuple(events), tuple(failures), CHECK_SECONDS if is_left else None)
+
+    async def _delete(self, pod: Body) -> bool:
+        """Return whether the pod went: its node is lost."""
+        metadata, node_name = pod["metadata"], pod["spec"].get("nodeName")
+        node = await self.client.find(NODE, "", node_name) if node_name else None
+        if not is_lost(node):
+            return False
+        namespace, name, uid = (metadata[key] for key in ("namespace", "name", "uid"))
+        await self.client.delete(POD, namespace, name, uid=uid, grace_seconds=0)
+        logger.info("lost pod deleted pod=%s/%s node=%s", namespace, name, node_name)
+        return True
+
+
+def is_lost(node: Body | None) -> bool:
+    """None = the API server has no such node.
+
+    >>> is_lost({"spec": {"taints": [{"key": "node.kubernetes.io/unreachable"}]}})
+    True
+    >>> is_lost({"spec": {"taints": [{"key": "node.kubernetes.io/not-ready"}]}})
+    False
+    """
+    return node is None or any(
+        taint["key"] in LOST_TAINTS for taint in node.get("spec", {}).get("taints") or ()
+    )
+
+
+def _event(pod: Body) -> PlannedEvent:
+    name, node = pod["metadata"]["name"], pod["spec"].get("nodeName")
+    text = f"pod {name} should have ended, and its node {node} is lost: deleted, so that another"
+    return PlannedEvent(conditions.LOST_POD_DELETED, f"{text} one takes its place", warning=True)

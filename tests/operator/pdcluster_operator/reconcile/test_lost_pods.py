@@ -1,0 +1,94 @@
+"""Pods of lost nodes are deleted only where that is allowed and their node is given up."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+
+from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.errors import ClusterError, ForbiddenError, UnavailableError
+from pdcluster_api.apiserver.kinds import Kind
+from pdcluster_api.apiserver.observe import Live
+from pdcluster_operator.reconcile.lost_pods import CHECK_SECONDS, Deleted, LostPods
+from pdcluster_schema import conditions
+
+Body = dict[str, Any]
+UNREACHABLE, NOT_READY = "node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"
+
+
+class OneNode:
+    """An API server with the Node `n1`, or without."""
+
+    def __init__(self, taint: str | None, error: ClusterError | None = None) -> None:
+        self.deleted: list[Mapping[str, Any]] = []
+        self._taint, self._error = taint, error
+
+    async def find(self, kind: Kind, namespace: str, name: str) -> Body | None:
+        assert (kind.path(namespace, name), name) == (f"/api/v1/nodes/{name}", "n1")
+        taints = [{"key": self._taint, "effect": "NoExecute"}]
+        return {"spec": {"taints": taints}} if self._taint else None
+
+    async def delete(self, kind: Kind, namespace: str, name: str, **options: object) -> None:
+        if self._error:
+            raise self._error
+        self.deleted.append({"kind": kind.name, "pod": f"{namespace}/{name}", **options})
+
+
+def pod(name: str, node: str | None = "n1") -> Body:
+    metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}"}
+    return {"kind": "Pod", "metadata": metadata, "spec": {"nodeName": node} if node else {}}
+
+
+def deleted(api: OneNode, *bodies: Body, may_delete: bool = True) -> Deleted:
+    live = Live({"metadata": {"name": "chat", "namespace": "default", "uid": "u"}}, bodies)
+    lost = LostPods(cast("ApiClient", api), may_delete)
+    return asyncio.run(lost.delete(live, {"lost-0", "lost-1"}))
+
+
+@pytest.mark.parametrize("taint", [UNREACHABLE, None], ids=["unreachable", "no node object"])
+def test_a_pod_of_a_node_that_is_given_up_goes_at_once_by_its_uid(taint: str | None):
+    api = OneNode(taint)
+    found = deleted(api, pod("lost-0"), pod("whole-0"))
+    options = {"uid": "uid-lost-0", "grace_seconds": 0}
+    assert api.deleted == [{"kind": "Pod", "pod": "default/lost-0", **options}]
+    assert [(each.reason, each.warning) for each in found.events] == [
+        (conditions.LOST_POD_DELETED, True)
+    ]
+    assert "pod lost-0" in found.events[0].message
+    assert "node n1" in found.events[0].message
+    assert (found.failures, found.requeue_after_seconds) == ((), None)
+
+
+def test_a_pod_of_a_node_that_answers_is_left_and_looked_at_again():
+    api = OneNode(NOT_READY)
+    assert deleted(api, pod("lost-0")) == Deleted(requeue_after_seconds=CHECK_SECONDS)
+    assert not api.deleted
+
+
+def test_without_the_setting_nothing_is_asked_or_deleted():
+    api = OneNode(UNREACHABLE)
+    assert deleted(api, pod("lost-0"), may_delete=False) == Deleted()
+    assert not api.deleted
+
+
+def test_a_pod_without_a_node_goes_as_no_kubelet_holds_it():
+    api = OneNode(NOT_READY)
+    assert deleted(api, pod("lost-0", node=None)).events
+    assert [each["pod"] for each in api.deleted] == ["default/lost-0"]
+
+
+def test_a_refusal_is_reported_with_the_way_out_and_the_next_pod_still_tried():
+    api = OneNode(UNREACHABLE, ForbiddenError("cannot delete resource pods", code=403))
+    found = deleted(api, pod("lost-0"), pod("lost-1"))
+    assert [(each.object, each.reason) for each in found.failures] == [
+        ("Pod lost-0", conditions.FORBIDDEN),
+        ("Pod lost-1", conditions.FORBIDDEN),
+    ]
+    assert "deleteLostPods" in found.failures[0].message
+    assert not found.events
+
+
+def test_an_api_server_that_is_away_ends_the_reconcile():
+    with pytest.raises(UnavailableError):
+        deleted(OneNode(UNREACHABLE, UnavailableError("no answer")), pod("lost-0"))
