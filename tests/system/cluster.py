@@ -141,6 +141,23 @@ class Cluster:
         else:
             self.etcd.delete(key)
 
+    def command_role(self, pod: str, role: str | None) -> None:
+        """None = that of its pod."""
+        key = f"/pdcluster/test/{self.name}/commands/{pod}/role"
+        if role is not None:
+            self.etcd.put(key, role)
+        else:
+            self.etcd.delete(key)
+
+    def wait_role(self, pod: str, role: str) -> None:
+        """Wait until its record in etcd says that it is ready in that role."""
+
+        def has_role() -> bool:
+            record = self.record(pod)
+            return record is not None and (record["role"], record["state"]) == (role, "ready")
+
+        wait_for(has_role, SETTLE_SECONDS, lambda: f"{pod} is no {role} worker: {self.record(pod)}")
+
     def wait_state(self, pod: str, *states: str) -> None:
         """Wait until the worker's record in etcd says one of these."""
 

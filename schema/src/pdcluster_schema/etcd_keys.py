@@ -4,6 +4,10 @@ ROOT = "/pdcluster/"
 """Below it: all that belongs to any cluster."""
 
 
+ROLE_SUFFIX = "/role"
+"""Of a worker's role, below its command: an etcd's rights to commands are rights to it too."""
+
+
 def cluster_prefix(namespace: str, name: str) -> str:
     """Below it: all that belongs to one cluster."""
     return f"{ROOT}{namespace}/{name}/"
@@ -32,6 +36,11 @@ def worker_key(prefix: str, role: str, pool: str, pod: str) -> str:
 def command_key(namespace: str, name: str, pod: str) -> str:
     """Present = that worker drains, absent = it serves."""
     return f"{commands_prefix(namespace, name)}{pod}"
+
+
+def role_key(namespace: str, name: str, pod: str) -> str:
+    """The role that this worker is to have; absent = its pod's."""
+    return f"{command_key(namespace, name, pod)}{ROLE_SUFFIX}"
 
 
 def dtype_key(namespace: str, name: str, revision: str) -> str:

@@ -20,7 +20,7 @@ import grpc
 import msgspec
 import pytest
 
-from pdcluster_schema.etcd_keys import command_key, worker_key, workers_prefix
+from pdcluster_schema.etcd_keys import command_key, role_key, worker_key, workers_prefix
 from pdcluster_worker.config.worker import DiscoveryConfig, TLSConfig
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.facts import KVGeometry
@@ -146,12 +146,14 @@ class Watcher:
         self.members: dict[str, WorkerRecord] = {}
         self.told: list[dict[str, WorkerRecord]] = []
         self.drains: list[bool] = []
+        self.role = role_key(namespace, "chat", own.pod)
+        self.roles: list[str | None] = []
         self.dead: set[str] = set()
         self.probed: list[str] = []
         self.discovery = Discovery(
             DiscoveryConfig(endpoints=endpoints, lease_seconds=lease_seconds),
-            DiscoveryKeys(prefix, self.command, pinned),
-            DiscoveryEvents(self._on_members, self._on_drain, self._probe),
+            DiscoveryKeys(prefix, self.command, self.role, pinned),
+            DiscoveryEvents(self._on_members, self._on_drain, self.roles.append, self._probe),
         )
         self.discovery.start(own)
 
@@ -339,7 +341,10 @@ class Worker:
             lambda peer: self.changes.append((peer.ready, peer.has_drained)),
         )
         self.directory = Directory(
-            record.pod, LocalWorker(hello, credentials, self.refusals, self.index), self.metrics
+            record.pod,
+            LocalWorker(hello, credentials, self.refusals, self.index),
+            self.metrics,
+            record.pod_role,
         )
         self.directory.report_to(events)
         self.server: grpc.aio.Server | None = None
@@ -367,6 +372,7 @@ async def worker(
             limit_tokens: int = 100,
             port: int = 0,
             creds: Credentials | None = None,
+            pod_role: str | None = None,
             **changes: Any,
         ) -> Worker:
             creds = creds or credentials
@@ -376,7 +382,7 @@ async def worker(
                 "weights": "w1",
             } | changes
             hello = Hello(role=role, revision="r1", **facts)
-            said = {"role": role, "engine_id": facts["engine_id"]}
+            said = {"role": role, "engine_id": facts["engine_id"], "pod_role": pod_role}
             one = Worker(record(pod, **said), hello, limit_tokens, creds)
             one.server, bound = await start_grpc(one.service, "127.0.0.1", port, creds)
             one.record = record(pod, grpc_address=f"127.0.0.1:{bound}", **said)

@@ -119,6 +119,30 @@ async def test_ingresses_are_routers_where_there_are_any_else_what_decodes(
     ) == (3, 2)
 
 
+async def test_ingresses_go_by_the_roles_of_pods(worker: Any, record: Any) -> None:
+    """The Service selects pods, whose roles no command changes."""
+    d = await worker("d", "decode")
+    prefills = record("e", role="prefill", pod_role="decode")
+    decodes = record("p", role="decode", pod_role="prefill")
+
+    d.directory.set_members({"d": record("d"), "e": prefills, "p": decodes})
+
+    assert d.directory.num_ingresses() == 2
+
+
+async def test_prefill_worker_in_the_pod_of_a_decode_worker_knows_decode_workers_alone(
+    worker: Any, record: Any, eventually: Eventually
+) -> None:
+    e = await worker("e", "prefill", pod_role="decode")
+    d, p = await worker("d", "decode"), await worker("p", "prefill")
+
+    e.sees(d, p)
+
+    await eventually(lambda: [peer.key for peer in e.directory.decodes()] == ["d"])
+    assert e.directory.known_prefills() == []
+    assert e.directory.num_ingresses() == 2
+
+
 async def test_absence_names_each_worker_and_what_keeps_work_from_it(
     worker: Any, record: Any, eventually: Eventually
 ) -> None:

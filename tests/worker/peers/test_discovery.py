@@ -111,6 +111,22 @@ async def test_drain_command_is_seen_and_its_absence_too(
     assert other.drains == []
 
 
+async def test_role_command_is_seen_as_it_changes_and_at_the_start(
+    shared_etcd: Any, watcher: Any, eventually: Eventually
+) -> None:
+    a, other = watcher(shared_etcd.endpoint, "a"), watcher(shared_etcd.endpoint, "a0")
+    await eventually(lambda: a.discovery.registered_once and other.discovery.registered_once)
+
+    shared_etcd.ctl("put", a.role, "decode")
+    await eventually(lambda: a.roles == ["decode"])
+    again = watcher(shared_etcd.endpoint, "a")
+    await eventually(lambda: again.roles == ["decode"])
+    shared_etcd.ctl("del", a.role)
+    await eventually(lambda: a.roles == again.roles == ["decode", None])
+
+    assert other.roles == []
+
+
 async def test_drain_command_that_was_there_first_is_seen(
     shared_etcd: Any, watcher: Any, eventually: Eventually
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_schema.etcd_keys import command_key, workers_prefix
+from pdcluster_schema.etcd_keys import command_key, role_key, workers_prefix
 from pdcluster_worker.config.worker import DiscoveryConfig, EtcdTLSConfig
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
@@ -42,9 +42,15 @@ async def discover(record: Callable[..., WorkerRecord]) -> AsyncIterator[Callabl
 
     def start(etcd: TlsEtcd, tls: EtcdTLSConfig | None) -> Discovery:
         config = DiscoveryConfig(endpoints=[etcd.endpoint], tls=tls, lease_seconds=2)
-        keys = DiscoveryKeys(workers_prefix("test", "chat", "r1"), command_key("test", "chat", "d"))
+        keys = DiscoveryKeys(
+            workers_prefix("test", "chat", "r1"),
+            command_key("test", "chat", "d"),
+            role_key("test", "chat", "d"),
+        )
         discovery = Discovery(
-            config, keys, DiscoveryEvents(lambda _: None, lambda _: None, _answers)
+            config,
+            keys,
+            DiscoveryEvents(lambda _: None, lambda _: None, lambda _: None, _answers),
         )
         discovery.start(record("d"))
         started.append(discovery)

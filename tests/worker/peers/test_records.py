@@ -9,7 +9,7 @@ import grpc
 import msgspec
 import pytest
 
-from pdcluster_schema.etcd_keys import command_key, pod_of, worker_key, workers_prefix
+from pdcluster_schema.etcd_keys import command_key, pod_of, role_key, worker_key, workers_prefix
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.peers.calls import answering
 from pdcluster_worker.peers.discovery import Membership
@@ -24,6 +24,7 @@ def test_keys_are_those_of_the_contract() -> None:
     assert worker_key(prefix, "decode", "main", "a") == KEY
     assert pod_of(KEY) == "a"
     assert command_key("ns", "chat", "a") == "/pdcluster/ns/chat/commands/a"
+    assert role_key("ns", "chat", "a") == "/pdcluster/ns/chat/commands/a/role"
 
 
 def test_record_survives_json(record: Callable[..., WorkerRecord]) -> None:

@@ -132,6 +132,8 @@ class Metrics:
     race_wasted_tokens = counter(
         "prompt tokens of the losers of races, of which some were never computed"
     )
+    role_info = gauge("1 for the role that this worker has now", "role")
+    role_changes = counter("roles taken by a command", "role", first=("prefill", "decode"))
     peers = gauge("known peers by role and state", "role", "state")
     peer_refused = counter(
         "pairs refused by the handshake",

@@ -25,8 +25,13 @@ _NAMED = 4
 
 
 class Directory:
-    def __init__(self, pod: str, local: LocalWorker, metrics: Metrics) -> None:
+    """pod_role: of this worker's pod, where a command gave it another."""
+
+    def __init__(
+        self, pod: str, local: LocalWorker, metrics: Metrics, pod_role: Role | None = None
+    ) -> None:
         self._pod = pod
+        self._pod_role = pod_role
         self._local = local
         self._metrics = metrics
         self._events = PeerEvents(self._on_credit, self._on_lost, self._on_change)
@@ -95,11 +100,11 @@ class Directory:
         connections.
         """
         ready = [
-            record.role
+            record.pod_role or record.role
             for pod, record in self._members.items()
             if record.state == "ready" and pod != self._pod
         ]
-        local = self._local.hello.role
+        local = self._pod_role or self._local.hello.role
         are_behind = "router" in ready and not relaying
         roles = ("router",) if local == "router" or are_behind else _DECODING
         return max(1, sum(role in roles for role in ready) + (local in roles))
@@ -174,7 +179,10 @@ class Directory:
         if record.pod == self._pod or not record.engine_id:
             return False
         local = self._local.hello.role
-        return local != "prefill" and record.role in (_DECODING if local in ENGINELESS else _KEPT)
+        if local == "prefill" and self._pod_role is None:
+            return False
+        # a prefill worker in a decode worker's pod passes clients' requests on
+        return record.role in (_DECODING if local in ("prefill", *ENGINELESS) else _KEPT)
 
     def _ready(self, *roles: Role) -> list[Peer]:
         found = self._found.get(roles)

@@ -81,6 +81,7 @@ class DiscoveryKeys:
 
     workers_prefix: str
     command: str
+    role: str
     pinned: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -90,11 +91,13 @@ class DiscoveryEvents:
 
     on_members: all members by pod, this worker included, after every change.
     on_drain:   whether the drain command is present, after every change.
+    on_role:    the role by command, after every change; None = that of the pod.
     probe:      does the engine of this record answer?  Bounded in time, raises nothing.
     """
 
     on_members: Callable[[dict[str, WorkerRecord]], None]
     on_drain: Callable[[bool], None]
+    on_role: Callable[[str | None], None]
     probe: Callable[[WorkerRecord], Awaitable[bool]]
 
 
@@ -120,6 +123,7 @@ class Discovery:
         self._events = events
         self._membership = Membership()
         self._is_draining = False
+        self._role: str | None = None
         self._record_changed = asyncio.Event()
         self._has_missing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -167,9 +171,11 @@ class Discovery:
     async def _serve(self, etcd: Etcd) -> None:
         lease_id = await etcd.grant(self._lease_seconds)
         try:
-            # The command first: a worker that starts under one must never be seen as ready.
+            # Commands first: a worker that starts under one must never be seen as ready.
             command = await etcd.read(self._keys.command)
             self._set_draining(bool(command.values))
+            role = await etcd.read(self._keys.role)
+            self._set_role(role.values.get(self._keys.role))
             await self._pin(etcd)
             workers = await etcd.read(self._keys.workers_prefix)
             self._take_members(workers)
@@ -186,6 +192,7 @@ class Discovery:
                 self._keep_record(etcd, lease_id),
                 self._watch_workers(etcd, workers.revision + 1),
                 self._watch_command(etcd, command.revision + 1),
+                self._watch_role(etcd, role.revision + 1),
                 self._recheck_missing(),
             )
         except asyncio.CancelledError:
@@ -254,6 +261,11 @@ class Discovery:
             for event in events:
                 self._set_draining(event.value is not None)
 
+    async def _watch_role(self, etcd: Etcd, from_revision: int) -> None:
+        async for events in etcd.watch(self._keys.role, from_revision):
+            for event in events:
+                self._set_role(event.value)
+
     async def _recheck_missing(self) -> None:
         while True:
             await self._has_missing.wait()
@@ -320,3 +332,10 @@ class Discovery:
             self._is_draining = present
             logger.info("drain command present=%s", present)
             self._events.on_drain(present)
+
+    def _set_role(self, value: bytes | None) -> None:
+        role = None if value is None else value.decode(errors="replace")
+        if role != self._role:
+            self._role = role
+            logger.info("role command role=%s", role)
+            self._events.on_role(role)

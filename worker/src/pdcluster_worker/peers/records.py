@@ -64,6 +64,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     device: None = the writer of the record does not say.
     engines: of a worker with several; `engine_id` and `kv_address` are those of the first.
+    pod_role: of its pod, where a command gave it another role; the Service goes by it.
     """
 
     engine_id: str
@@ -77,6 +78,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     device: DeviceFacts | None = None
     disaggregation: DisaggregationRecord | None = None
     engines: list[EngineRecord] = []
+    pod_role: Role | None = None
     schema: Literal[1] = SCHEMA
 
 

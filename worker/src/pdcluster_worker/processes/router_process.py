@@ -126,8 +126,12 @@ async def _live(
 
 
 def _now(peer: Peer) -> UpstreamState | None:
-    """None with invalid addresses; the host has shown its certificate, the port is etcd's."""
+    """None with invalid addresses, the host having shown its certificate and the port being etcd's;
+    and in the pod of a prefill worker, which takes no clients.
+    """
     record = peer.record
+    if record.pod_role is not None:
+        return None
     try:
         host, _ = parse_address(record.grpc_address)
         _, port = parse_address(record.http_address)

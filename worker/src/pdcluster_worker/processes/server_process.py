@@ -10,12 +10,13 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pdcluster_schema.etcd_keys import dtype_key
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.worker import Identity, WorkerConfig, requested_device
+from pdcluster_worker.config.worker import Identity, Role, WorkerConfig, requested_device
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.metrics import Metrics
@@ -55,6 +56,9 @@ SERVER_NICENESS = 10  # below its engine's priority: the engine was 14 % faster 
 
 JOIN_POLL_SECONDS = 0.2
 
+# most looks for decode workers of a worker that has another role: longer than a handshake may take
+REACH_POLLS = 25
+
 # by the exit status of an engine process
 _REFUSALS: dict[int, type[WorkerError]] = {WRONG_SETTING: ConfigError, NO_DEVICE: DeviceError}
 
@@ -88,6 +92,7 @@ class ServerProcess:
         self._tracing = start_tracing(self._traces, config, identity)
         self._engine_metrics = EngineMetrics(self._metrics, time.monotonic)
         self._backend = WorkerBackend(config.model.name, group.engines, config.model.adapters)
+        self._ending: list[asyncio.Task[None]] = []  # runtimes of former roles
         group.report_children(self._watch)
 
     async def run(self) -> int:
@@ -175,42 +180,65 @@ class ServerProcess:
         gpu = gpu_use(self._config.engine, facts.device)
         if gpu is not None:
             self._metrics.watch_gpu(facts.device, gpu)
-        worker = WorkerContext(
-            self._config.role,
-            engines,
-            self._metrics,
-            self._files.policy.current,
-            traces=self._traces,
-        )
-        worker.occupancy = lambda: self._occupancy(gpu)
-        if self._config.model.frontend == "engine":
-            worker.front_end = StockFrontEnd(
-                StockClient(self._config.engine.vllm.port), engines.first.client.count_embeddings
-            )
-        runtime = WorkerRuntime(
-            self._config, self._identity, self._files.credentials, worker, http.unacked
-        )
-        runtime.view.conditions = self._files.conditions.current
-        watching = self._files.watch(runtime.set_policy)
-        monitor = EngineMonitor(worker, runtime.on_stall, stop.is_set, group.kill)
-        self._follow(group, monitor, worker)
+        begin = partial(self._begin_role, http=http, stop=stop, gpu=gpu)
+        begin(self._config.role)
+        watching = self._files.watch(lambda policy: self._runtime.set_policy(policy))
         listener = HeadlessListener(self._config, dtype, group)
         try:
             if self._config.listen.head is not None:
                 await listener.open(self._config.listen.head)
                 await unless(stop, self._all_joined(backend))
-            await runtime.join(http.port)
-            backend.serve(runtime)
+            await self._runtime.join(http.port)
+            backend.serve(self._runtime)
             settle_memory()
-            await stop.wait()
+            while (role := await unless(stop, self._runtime.next_role())) is not None:
+                old = self._runtime
+                await self._end_role(old)
+                begin(role)
+                await self._runtime.join(http.port)
+                await _reach_decodes(self._runtime)
+                backend.serve(self._runtime)
+                self._metrics.role_changes.labels(role).inc()
+                self._ending.append(asyncio.create_task(_close(old), name="former role"))
             group.leave()
-            await leave(runtime, http)
+            await leave(self._runtime, http)
         finally:
-            for task in watching:
+            for task in (*watching, *self._ending):
                 task.cancel()
             await listener.close()
-            monitor.close()
-            await runtime.close()
+            self._monitor.close()
+            await self._runtime.close()
+
+    def _begin_role(
+        self,
+        role: Role,
+        *,
+        http: HttpServer,
+        stop: asyncio.Event,
+        gpu: Callable[[], GpuUse | None] | None,
+    ) -> None:
+        """A runtime for it, which has not joined yet."""
+        config, engines = self._config, self._group.engines
+        policy = self._files.policy.current
+        worker = WorkerContext(role, engines, self._metrics, policy, traces=self._traces)
+        worker.occupancy = lambda: self._occupancy(gpu)
+        if config.model.frontend == "engine":
+            worker.front_end = StockFrontEnd(
+                StockClient(config.engine.vllm.port), engines.first.client.count_embeddings
+            )
+        runtime = WorkerRuntime(
+            config, self._identity, self._files.credentials, worker, http.unacked
+        )
+        runtime.view.conditions = self._files.conditions.current
+        self._runtime = runtime
+        self._monitor = EngineMonitor(worker, runtime.on_stall, stop.is_set, self._group.kill)
+        self._follow(self._group, self._monitor, worker)
+
+    async def _end_role(self, runtime: WorkerRuntime) -> None:
+        """Clients' requests that come meanwhile still go to decode workers."""
+        await runtime.leave_peers()
+        self._monitor.close()
+        runtime.worker.close()
 
     async def _all_joined(self, backend: WorkerBackend) -> None:
         """Wait for the engines of the worker's other pods, so that it starts as a whole."""
@@ -256,6 +284,23 @@ def gpu_use(engine: EngineConfig, device: DeviceFacts) -> Callable[[], GpuUse | 
     if engine.type != "pdcluster" and not engine.vllm.command:
         return lambda: read_report().use()
     return Gpus(engine.num_ranks).use
+
+
+async def _reach_decodes(runtime: WorkerRuntime) -> None:
+    """Wait a moment for a worker that takes the requests of clients which this one does not."""
+    for _ in range(REACH_POLLS):
+        if not runtime.ingress or runtime.worker.takes_new or runtime.decodes():
+            return
+        await asyncio.sleep(JOIN_POLL_SECONDS)
+
+
+async def _close(old: WorkerRuntime) -> None:
+    """Wait for the requests that it passes on."""
+    while True:
+        await asyncio.sleep(JOIN_POLL_SECONDS)
+        if not old.worker.active:
+            await old.close()
+            return
 
 
 async def _let_relayed_end(http: HttpServer, hurried: asyncio.Future[Any]) -> None:

@@ -118,7 +118,7 @@ class ClusterView:
             revision=config.revision,
             model=config.model.name,
             pod=self._identity.pod,
-            role=config.role,
+            role=self._worker.role,
             problem=problem,
             workers=self._workers(),
             history=self._history(),

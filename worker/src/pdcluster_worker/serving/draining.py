@@ -47,12 +47,13 @@ class DrainController:
         self._polled_seconds = -inf
         self._is_commanded = False
         self._is_ending = False
+        self._leaves_role = False
         self._polling: asyncio.Task[None] | None = None
         self._is_drained = asyncio.Event()
 
     @property
     def is_requested(self) -> bool:
-        return self._is_commanded or self._is_ending
+        return self._is_commanded or self._is_ending or self._leaves_role
 
     @property
     def num_holding(self) -> int:
@@ -62,6 +63,11 @@ class DrainController:
     def command(self, present: bool) -> None:
         """The operator's key: present = drain, absent = serve."""
         self._is_commanded = present
+        self._request_stop()
+
+    def leave_role(self, present: bool) -> None:
+        """The worker is to have another role: it finishes the work of this one first."""
+        self._leaves_role = present
         self._request_stop()
 
     def end(self) -> None:

@@ -182,7 +182,7 @@ class WorkerContext:
             self.active -= 1
 
     def refusal(self) -> RequestError:
-        if self.state == "ready" and self.engineless is not None:
+        if self.state == "ready" and (self.engineless is not None or self.role == "prefill"):
             reason = f"no decode worker takes requests now ({self.absence()}): retry later"
             return RequestError(
                 reason,
@@ -196,9 +196,19 @@ class WorkerContext:
         return RequestError(message, status=503, code="draining", retry_after_seconds=1)
 
     @property
-    def takes_new(self) -> bool:
-        """True if new requests run here: the worker does not drain, and an engine of it serves."""
+    def serves(self) -> bool:
+        """True if the worker does not drain, and an engine of it serves."""
         return self.state == "ready" and self.engines.problem is None
+
+    @property
+    def takes_new(self) -> bool:
+        """True if new requests of clients run here."""
+        return self.serves and self.role != "prefill"
+
+    def close(self) -> None:
+        """Follow the engines no more: another context does."""
+        self.engines.on_blocks.remove(self._on_blocks)
+        self.engines.on_stats.remove(self._on_stats)
 
     def engines_changed(self) -> None:
         """Say which engines serve now: to peers, in the metrics and in our record."""

@@ -5,12 +5,12 @@ import logging
 from collections.abc import Awaitable, Callable
 
 import grpc
-import msgspec
+from msgspec.structs import replace
 
-from pdcluster_schema.etcd_keys import command_key, dtype_key, workers_prefix
+from pdcluster_schema.etcd_keys import command_key, dtype_key, role_key, workers_prefix
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.ports import join_address
-from pdcluster_worker.config.worker import Identity, WorkerConfig
+from pdcluster_worker.config.worker import Identity, Role, WorkerConfig
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.engine import EngineReady
 from pdcluster_worker.messages.facts import KVGeometry
@@ -33,6 +33,7 @@ from pdcluster_worker.serving.draining import DrainController
 from pdcluster_worker.serving.engines.engines import Engine
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.peer_handler import PeerRequestHandler
+from pdcluster_worker.serving.role_command import PAIRED, RoleCommand
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.stock_engine.front_end import ASK_SECONDS
 from pdcluster_worker.stock_engine.http import HttpFailedError
@@ -71,7 +72,7 @@ def hello_of(config: WorkerConfig, worker_id: str, facts: EngineReady | None) ->
 
 
 class WorkerRuntime:
-    """One worker from its engine being ready to its end."""
+    """One worker in one role: from its engine being ready to its end or its next role."""
 
     def __init__(
         self,
@@ -88,10 +89,11 @@ class WorkerRuntime:
         self._identity = identity
         self._credentials = credentials
         facts = worker.engine_ready if worker.engineless is None else None
-        hello = hello_of(config, worker.engine_id, facts)
+        hello = replace(hello_of(config, worker.engine_id, facts), role=worker.role)
         refusals = Refusals(worker.metrics)
         local = LocalWorker(hello, credentials, refusals, worker.blocks)
-        self._directory = Directory(identity.pod, local, worker.metrics)
+        self._pod_role = None if worker.role == config.role else config.role
+        self._directory = Directory(identity.pod, local, worker.metrics, self._pod_role)
         self._broker = CreditBroker(
             worker.credit_queue,
             self._directory.prefills,
@@ -114,16 +116,19 @@ class WorkerRuntime:
         worker.on_request = self._drain.poll
         worker.estimation.slots = lambda: config.engine.max_sequences * max(1, len(worker.engines))
         worker.metrics.draining.set_function(lambda: self._drain.num_holding)
+        self._role_command = RoleCommand(config.role, worker.role, self._drain.leave_role)
         self._discovery = self._make_discovery()
         self._disaggregation_stats = (
-            self._make_disaggregation_stats() if config.role in ("prefill", "decode") else None
+            self._make_disaggregation_stats() if worker.role in PAIRED else None
         )
+        worker.metrics.role_info.clear()
+        worker.metrics.role_info.labels(worker.role).set(1)
         self.view = ClusterView(config, identity, worker, self._directory)
         self._polling: list[asyncio.Task[None]] = []
         self._grpc: grpc.aio.Server | None = None
 
     def _make_dispatcher(self) -> DecodeDispatcher | None:
-        if self._config.role == "prefill":
+        if self.worker.role == self._config.role == "prefill":
             return None
         directory = self._directory
         remote = RemotePrefill(self.worker, self._broker)
@@ -131,10 +136,10 @@ class WorkerRuntime:
             self.worker, remote, directory.prefills, directory.decodes, directory.decode
         )
         self.ingress = Ingress(self.worker, decoding, directory.decodes, self._identity.pod)
-        return decoding
+        return None if self.worker.role == "prefill" else decoding
 
     def _make_verification(self) -> Verify | None:
-        if self._config.role != "decode":
+        if self.worker.role != "decode":
             return None
         directory = self._directory
         return TransferVerification(
@@ -217,16 +222,20 @@ class WorkerRuntime:
         config, identity = self._config, self._identity
         prefix = workers_prefix(identity.namespace, config.cluster, config.revision)
         command = command_key(identity.namespace, config.cluster, identity.pod)
+        role = role_key(identity.namespace, config.cluster, identity.pod)
         pinned: dict[str, bytes] = {}
         if config.model.dtype == "auto" and self.worker.engineless is None:
             key = dtype_key(identity.namespace, config.cluster, config.revision)
             pinned[key] = self.worker.engine_ready.dtype.encode()
-        keys = DiscoveryKeys(prefix, command, pinned)
+        keys = DiscoveryKeys(prefix, command, role, pinned)
         return Discovery(
             config.discovery,
             keys,
             DiscoveryEvents(
-                self._directory.set_members, self._drain.command, self._directory.probe
+                self._directory.set_members,
+                self._drain.command,
+                self._role_command.take,
+                self._directory.probe,
             ),
         )
 
@@ -255,7 +264,7 @@ class WorkerRuntime:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             if stats.poll():
-                self._record = msgspec.structs.replace(self._record, disaggregation=stats.stated)
+                self._record = replace(self._record, disaggregation=stats.stated)
                 self._discovery.update(self._record)
 
     def problem(self) -> str | None:
@@ -273,7 +282,8 @@ class WorkerRuntime:
             grpc_address=join_address(address, grpc_port),
             kv_address=worker.engines.first.kv_address if has_engine else "",
             http_address=config.listen.http_address(address, http_port),
-            role=config.role,
+            role=worker.role,
+            pod_role=self._pod_role,
             pool=config.pool,
             state="ready",
             device=worker.engine_ready.device if has_engine else None,
@@ -316,6 +326,10 @@ class WorkerRuntime:
         await self._drain.drained()
         self.worker.has_ended = True
 
+    async def next_role(self) -> Role:
+        """Wait for a command of another role, and until nothing of the present one is left."""
+        return await self._role_command.changed(self._drain.drained)
+
     @property
     def is_drained(self) -> bool:
         return self._drain.state == "drained"
@@ -325,9 +339,9 @@ class WorkerRuntime:
             "state=%s active=%d holding=%d", state, self.worker.active, self._drain.num_holding
         )
         self.worker.announce(state)
-        self._record = msgspec.structs.replace(self._record, state=state)
+        self._record = replace(self._record, state=state)
         self._discovery.update(self._record)
-        self._promise(self.worker.takes_new)
+        self._promise(self.worker.serves)
 
     def on_stall(self, engine: Engine, is_stalled: bool) -> None:
         if is_stalled:
@@ -345,17 +359,22 @@ class WorkerRuntime:
 
     def _on_engines(self) -> None:
         self._set_credit_policy()
-        self._promise(self.worker.takes_new)
-        self._record = msgspec.structs.replace(self._record, engines=self.worker.engines.records())
+        self._promise(self.worker.serves)
+        self._record = replace(self._record, engines=self.worker.engines.records())
         self._discovery.update(self._record)
 
-    async def close(self) -> None:
+    async def leave_peers(self) -> None:
+        """End all but what the ingress passes on to decode workers."""
         for task in self._polling:
             task.cancel()
         await asyncio.gather(*self._polling, return_exceptions=True)
         await self._drain.close()
         await self._discovery.close()
-        await self._directory.close()
         if self._grpc is not None:
             await self._grpc.stop(GRPC_GRACE_SECONDS)
             await self._service.ended(GRPC_GRACE_SECONDS)
+            self._grpc = None
+
+    async def close(self) -> None:
+        await self.leave_peers()
+        await self._directory.close()
