@@ -450,6 +450,9 @@ ACCEPTED: list[Change] = [
     at("metadata.name", "a-1"),
     both(at("spec.engine.blockSize", 32), at("spec.roles.decode.engine.blockSize", 32)),
     both(
+        at("spec.engine.kvCacheDtype", "int8"), at("spec.roles.decode.engine.kvCacheDtype", "int8")
+    ),
+    both(
         at("spec.engine.batchInvariant", True), at("spec.roles.decode.engine.batchInvariant", True)
     ),
     both(

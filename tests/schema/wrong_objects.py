@@ -809,6 +809,26 @@ BAD = [
         fault_at="spec.roles.decode.engine.blockSize",
     ),
     wrong(
+        "spec.roles.decode.engine",
+        {"kvCacheDtype": "int8"},
+        "must be that of prefill, since KV blocks move between roles, not int8 for decode and auto "
+        "for prefill; correct kvCacheDtype of one of them",
+        fault_at="spec.roles.decode.engine.kvCacheDtype",
+    ),
+    wrong(
+        "spec.engine.kvCacheDtype",
+        "fp8",
+        "must be 'auto', 'bf16', 'fp8_e4m3' or 'int8', not 'fp8'",
+    ),
+    InvalidObject(
+        both(
+            at("spec.engine.kvCacheDtype", "fp8_e4m3"), at("spec.roles.decode.pools.0.gpu", "A10")
+        ),
+        "spec.roles.decode.pools[0].gpu: is A10, without FP8, and engine.kvCacheDtype is fp8_e4m3; "
+        "set engine.kvCacheDtype: int8 for all roles, or take a GPU with FP8",
+        None,
+    ),
+    wrong(
         "spec.roles.prefill.engine",
         {"batchInvariant": True},
         "must be that of prefill, since a remote prefill gives the same bits as a local "

@@ -121,6 +121,12 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         "spec.engine",
     ),
     (
+        both(MIXED, sglang(kvCacheDtype="int8")),
+        "spec.engine.kvCacheDtype: is not for sglang, which has no such setting; leave it out, "
+        "or give SGLang's own flag in engine.args",
+        "spec.engine",
+    ),
+    (
         both(MIXED, sglang(args=["--page-size=1"])),
         "spec.engine.args[0]: --page-size is the field blockSize of engine; set engine.blockSize "
         "in its place",

@@ -205,6 +205,12 @@ class EngineSpec(SpecSection):
     """
     prefix_caching: bool = True
     """Keep the KV blocks of ended requests for equal prompt prefixes. Default true."""
+    kv_cache_dtype: Literal["auto", "bf16", "fp8_e4m3", "int8"] = "auto"
+    """Dtype of keys and values in KV blocks, on the wire and in tiers: auto = the model's; fp8_e4m3
+    and int8 = 8 bits and a scale for each token and head, about half the bytes of bf16, at some
+    loss (docs/kv-blocks.md); fp8_e4m3 needs a GPU with FP8, or a CPU. Prefill and decode have the
+    same. Default auto.
+    """
     kv_cache_memory: Quantity = 1 << 30
     """Memory for KV blocks of one worker, in bytes or as a quantity such as 512Mi; ignored when
     numBlocks is given. Default 1Gi; on an accelerator deviceMemoryShare counts unless this is

@@ -1,4 +1,4 @@
-"""Rules of `engine.kvTiers` beside other fields of its engine and role."""
+"""Rules of `engine.kvTiers` and `engine.kvCacheDtype` beside other fields of engine and role."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -55,6 +55,28 @@ def kv_tiers_fault(spec: Any) -> tuple[str, str, str] | None:
                     f"roles.{role}.resources.{kind}.memory",
                     f"must be more than the {held} bytes of engine.kvTiers{more}, not {amounts}",
                     "raise it, or lower the size of the host tier",
+                )
+    return None
+
+
+def kv_dtype_fault(spec: Any) -> tuple[str, str, str] | None:
+    """(place, reason, fix) of a pool whose GPUs lack the dtype.
+
+    The API server does not know what GPUs compute.
+    """
+    for role, declared in spec.roles.computing().items():
+        engine = spec.engine_of(role)
+        for index, pool in enumerate(declared.pools):
+            has_units = spec.hardware(pool.gpu).computes_in("fp8")
+            if (
+                engine.kv_cache_dtype == "fp8_e4m3"
+                and engine.computes_on(pool.gpu)
+                and not has_units
+            ):
+                return (
+                    f"roles.{role}.pools[{index}].gpu",
+                    f"is {pool.gpu}, without FP8, and engine.kvCacheDtype is fp8_e4m3",
+                    "set engine.kvCacheDtype: int8 for all roles, or take a GPU with FP8",
                 )
     return None
 

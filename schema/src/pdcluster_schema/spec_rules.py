@@ -108,6 +108,7 @@ def _pair_rules() -> Iterator[Rule]:
     prefill, decode = "roles.prefill", "roles.decode"
     for field, reason in (
         ("blockSize", "must be that of prefill, since KV blocks move between roles"),
+        ("kvCacheDtype", "must be that of prefill, since KV blocks move between roles"),
         (
             "batchInvariant",
             "must be that of prefill, since a remote prefill gives the same bits as a local one",

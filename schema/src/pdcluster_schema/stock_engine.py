@@ -29,6 +29,7 @@ STOCK_ONLY = ("image", "command", "args", "env", "kvTransfer", "allowUnknownVers
 
 PDCLUSTER_ONLY = (
     "device",
+    "kvCacheDtype",
     "transport",
     "transferBandwidth",
     "verifyTransfers",

@@ -11,7 +11,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any, Protocol
 
-from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.engine import EngineConfig, KvCacheDtype
 from pdcluster_worker.config.worker import ModelConfig
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.ports import Drafter, Transport
@@ -62,6 +62,7 @@ class Model:
         folder: Path,
         *,
         dtype: DType = "float32",
+        kv_dtype: KvCacheDtype = "auto",
         num_blocks: int = 1024,
         max_batched_tokens: int = 64,
         tensor_parallel_size: int = 1,
@@ -69,6 +70,7 @@ class Model:
     ) -> None:
         settings = EngineConfig(
             block_size=BLOCK_SIZE,
+            kv_cache_dtype=kv_dtype,
             num_blocks=num_blocks,
             threads=1,
             max_batched_tokens=max(MAX_SEQUENCES, max_batched_tokens),

@@ -6,9 +6,15 @@ import pytest
 import torch
 
 from pdcluster_worker.config.worker import RequestedDevice
-from pdcluster_worker.errors import DeviceError
+from pdcluster_worker.errors import ConfigError, DeviceError
 from pdcluster_worker.messages.facts import DeviceFacts
-from pdcluster_worker.model.device import MachineFacts, check_computes_on, choose, read_facts
+from pdcluster_worker.model.device import (
+    MachineFacts,
+    check_computes_on,
+    check_kv_dtype,
+    choose,
+    read_facts,
+)
 from pdcluster_worker.model.ops.kernel_object import cpu_info
 
 GPU = MachineFacts("Xeon", built="13.2", gpu="NVIDIA B200")
@@ -37,6 +43,24 @@ def test_a_gpu_that_was_run_on_has_no_note_but_of_ranks(num_ranks: int, note: st
     facts = MachineFacts("Xeon", built="13.0", gpu="NVIDIA H200")
     requested = RequestedDevice("auto", "H200", "main")
     assert choose(requested, facts, num_ranks) == DeviceFacts("cuda", "NVIDIA H200", note)
+
+
+def test_fp8_is_refused_on_a_gpu_without_it_by_name_with_the_fix() -> None:
+    old = MachineFacts("Xeon", built="13.0", gpu="NVIDIA A100-SXM4-80GB", capability=(8, 0))
+    with pytest.raises(ConfigError) as refused:
+        check_kv_dtype("fp8_e4m3", "cuda", old)
+    assert str(refused.value) == (
+        "engine.kvCacheDtype is fp8_e4m3, which needs a GPU of compute capability 8.9 or newer, "
+        "and NVIDIA A100-SXM4-80GB has 8.0: set engine.kvCacheDtype: int8 for all roles, or use "
+        "another GPU"
+    )
+    for dtype, kind, capability in (
+        ("int8", "cuda", (8, 0)),
+        ("fp8_e4m3", "cuda", (9, 0)),
+        ("fp8_e4m3", "cuda", None),
+        ("fp8_e4m3", "cpu", (8, 0)),
+    ):
+        check_kv_dtype(dtype, kind, MachineFacts("Xeon", gpu="A", capability=capability))
 
 
 def test_a_compiler_is_one_that_triton_finds(monkeypatch, tmp_path):

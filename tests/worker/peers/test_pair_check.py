@@ -20,6 +20,7 @@ OTHERS = {
     "block_size": 32,
     "dtype": "float32",
     "kind": "mla",
+    "computed_dtype": "float32",
 }
 
 
@@ -35,6 +36,19 @@ def test_engines_of_two_versions_are_to_get_one() -> None:
     assert reason == (
         "KV geometry differs: kind is vllm-0.31.0-nixl here and vllm-0.32.0-nixl at the peer; give "
         "the engines of both workers one version of vLLM, to the last digit"
+    )
+
+
+def test_another_kv_cache_dtype_names_its_field() -> None:
+    theirs = facts(dtype="int8", computed_dtype="bfloat16")
+
+    label, reason = mismatch(facts(), theirs) or ("", "")
+
+    assert label == "kv_geometry"
+    assert reason == (
+        "KV geometry differs: dtype is bfloat16 here and int8 at the peer, computed_dtype is not "
+        "given here and bfloat16 at the peer; set the same engine.kvCacheDtype and model.dtype for "
+        "both, and give both workers the same model and the same engine sizes"
     )
 
 
@@ -68,7 +82,8 @@ def test_pair_matches(mine: Hello, theirs: Hello) -> None:
                 facts(),
                 facts(**{field: value}),
                 "kv_geometry",
-                f"{field} is {getattr(GEOMETRY, field)} here and {value} at the peer",
+                f"{field} is {getattr(GEOMETRY, field) or 'not given'} here and {value} at the "
+                "peer",
             )
             for field, value in OTHERS.items()
         ),

@@ -9,6 +9,7 @@ ENGINE_VALUES: dict[str, Any] = {
     "maxSequences": 7,
     "maxModelLen": 99,
     "prefixCaching": False,
+    "kvCacheDtype": "int8",
     "kvCacheMemory": "2Gi",
     "deviceMemoryShare": 0.9,
     "numBlocks": 9,

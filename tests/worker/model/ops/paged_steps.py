@@ -10,7 +10,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pdcluster_worker.config.engine import KvCacheDtype
+from pdcluster_worker.messages.facts import KVGeometry
+from pdcluster_worker.model.kv_size import cache_tensor, stored_kv
+from pdcluster_worker.model.loading.loader import stored_in
 from pdcluster_worker.model.ops.operations import AttentionShape, HeadNorms, Norm, Rotation
+from pdcluster_worker.model.ops.stored_kv import StoredKV, quantize
 from pdcluster_worker.model.step_plan import NO_SLOT, StepPlan, padded_rows
 
 LAYERS, LAYER = 2, 1
@@ -91,13 +96,27 @@ FEW = [
 """For where each takes a second."""
 
 
+STORED_CASES = [
+    case
+    for case in BOTH
+    if case.name
+    in (
+        "decodes up to and over a block and a split",
+        "a head that is no power of two",
+        "decodes and chunks of other lengths",
+        "windows in chunks",
+    )
+]
+"""For caches that are quantized."""
+
+
 @dataclass
 class Step:
     """The tensors of a case, on the CPU.  cache: NaN wherever no row may read."""
 
     case: Case
     plan: StepPlan
-    cache: Tensor
+    cache: Tensor | StoredKV
     qkv: Tensor
     rotation: Rotation
     norms: HeadNorms | None
@@ -152,6 +171,31 @@ def make_step(case: Case, seed: int = 0) -> Step:
         cache[blocks, :, :, :, places % case.block_size] = values.to(case.dtype)
     qkv = torch.randn(len(plan.token_ids), case.width, generator=random).to(case.dtype)
     return Step(case, plan, cache, qkv, make_rotation(case, plan), make_norms(case, random))
+
+
+STORED: list[KvCacheDtype] = ["int8", "fp8_e4m3", "bf16"]
+"""Dtypes that keys and values are stored in (bf16: those that are computed in float32)."""
+
+
+def stored_as(step: Step, kind: KvCacheDtype) -> Step:
+    """The same step over a cache of this kind, in a worker's layout; scales of unread slots are
+    NaN.
+    """
+    case, plain = step.case, step.cache
+    assert isinstance(plain, Tensor)
+    computed = str(case.dtype).removeprefix("torch.")
+    geometry = stored_in(
+        KVGeometry(case.num_kv_heads, case.head_dim, LAYERS, case.block_size, computed), kind
+    )
+    dtype, shape = cache_tensor(geometry, len(plain))
+    stored = stored_kv(torch.zeros(shape, dtype=dtype), geometry)
+    if stored.scales is None:
+        stored.rows.copy_(plain)
+    else:
+        rows, scales = quantize(plain, stored.rows.dtype)
+        stored.rows.view(torch.int8).copy_(rows.view(torch.int8))
+        stored.scales.copy_(scales)
+    return replace(step, cache=stored)
 
 
 def make_plan(case: Case, random: torch.Generator) -> StepPlan:

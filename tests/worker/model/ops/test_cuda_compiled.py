@@ -34,7 +34,7 @@ POINTERS = {
 WIDE = ("weight", "weights", "partial", "cosine", "sine", "query_weight", "key_weight")
 FLOATS = ("epsilon", "query_epsilon", "key_epsilon", "scale")
 STRIDES = ("layer_offset", "head_stride", "block_stride")
-TENSORS = ("added", "hidden", "out", "gate_up", "qkv", "cache")
+TENSORS = ("added", "hidden", "out", "gate_up", "qkv")
 
 
 def constants(sizes: AttentionSizes, window: int = 0) -> dict[str, dict[str, Any]]:
@@ -89,9 +89,11 @@ KERNELS = {
 }
 
 
-def kind(name: str, dtype: torch.dtype) -> str:
+def kind(name: str, dtype: torch.dtype, cache: str) -> str:
     if name in TENSORS:
         return NARROW[dtype]
+    if name == "cache":
+        return cache or NARROW[dtype]
     if name in WIDE:
         return "*fp32"
     return POINTERS.get(name, "fp32" if name in FLOATS else "i32")
@@ -119,6 +121,14 @@ def test_kernel_compiles(name: str, dtype: torch.dtype, arch: int) -> None:
     if name == "pick":
         assert "fma" not in made.asm["ptx"]  # each product and sum is rounded once
         assert ".ftz" not in made.asm["ptx"]
+
+
+@pytest.mark.parametrize("cache", ["*i8", "*u8"])
+@pytest.mark.parametrize("name", ["decode", "chunk", "rope_store"])
+def test_kernel_over_quantized_keys_compiles(name: str, cache: str) -> None:
+    made = compile_kernel(name, torch.bfloat16, 90, window=0, cache=cache)
+    if cache == "*u8" and name != "rope_store":
+        assert "e4m3x2" in made.asm["ptx"]  # by the GPU's own instruction
 
 
 @pytest.mark.parametrize("name", ["decode", "merge", "chunk"])
@@ -154,10 +164,13 @@ def test_no_function_has_keyword_only_parameters() -> None:
     ] == []
 
 
-def compile_kernel(name: str, dtype: torch.dtype, arch: int, window: int) -> Any:
-    kernel, fixed = KERNELS[name], constants(AttentionSizes.of(SHAPE, dtype, 32768), window)[name]
+def compile_kernel(
+    name: str, dtype: torch.dtype, arch: int, window: int, *, cache: str = ""
+) -> Any:
+    sizes = AttentionSizes.of(SHAPE, dtype, 32768)
+    kernel, fixed = KERNELS[name], constants(sizes, window)[name]
     signature = {
-        parameter: "constexpr" if parameter in fixed else kind(parameter, dtype)
+        parameter: "constexpr" if parameter in fixed else kind(parameter, dtype, cache)
         for parameter in inspect.signature(kernel.fn).parameters
     }
     whole = [
@@ -166,9 +179,8 @@ def compile_kernel(name: str, dtype: torch.dtype, arch: int, window: int) -> Any
         if of[0] == "*" or parameter in STRIDES
     ]
     aligned = {(index,): [["tt.divisibility", 16]] for index in whole}  # as in a launch
-    warps = AttentionSizes.of(SHAPE, dtype, 32768).warps
     fuses = name in vars(attention)  # as they are launched
-    options = {"num_stages": 2, "enable_fp_fusion": fuses, "num_warps": warps}
+    options = {"num_stages": 2, "enable_fp_fusion": fuses, "num_warps": sizes.warps}
 
     made = triton.compile(
         ASTSource(kernel, signature, fixed, aligned),

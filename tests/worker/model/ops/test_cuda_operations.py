@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pdcluster_worker.config.engine import KvCacheDtype
 from tests.worker.model.ops import paged_steps as cases
 from tests.worker.model.ops.interpreted import DEVICE, INTERPRETED, ON_GPU, interpret
 
@@ -36,6 +37,7 @@ else:
     )
     from pdcluster_worker.model.ops.paged_attention import AttentionSizes, TorchAttention
     from pdcluster_worker.model.ops.reference import Reference
+    from pdcluster_worker.model.ops.stored_kv import StoredKV
     from pdcluster_worker.model.step_plan import StepLimits, StepPlan
 
     if INTERPRETED:
@@ -49,9 +51,21 @@ else:
         return StepLimits(max_tokens=128, max_sequences=16, longest=512, block_size=block_size)
 
     def operations_of(case: cases.Case, step: cases.Step) -> CudaOperations:
-        return CudaOperations(
-            step.cache.to(DEVICE, copy=True), case.shape, limits_of(case.block_size)
-        )
+        return CudaOperations(there(step.cache), case.shape, limits_of(case.block_size))
+
+    def there(cache: Tensor | StoredKV) -> Tensor | StoredKV:
+        """A copy in one memory, as a worker has it."""
+        if isinstance(cache, Tensor):
+            return cache.to(DEVICE, copy=True)
+        rows, scales = cache.rows, cache.scales
+        storage = torch.empty(0, dtype=torch.uint8).set_(rows.untyped_storage())
+        memory = storage.to(DEVICE, copy=True)
+        places = (rows.shape, rows.stride(), rows.storage_offset())
+        own = memory.view(rows.dtype).as_strided(*places)
+        if scales is None:
+            return replace(cache, rows=own)
+        of_scales = (scales.shape, scales.stride(), scales.storage_offset())
+        return StoredKV(own, memory.view(torch.float32).as_strided(*of_scales), cache.dtype)
 
     def simple(dtype: torch.dtype = torch.float32) -> CudaOperations:
         return CudaOperations(
@@ -105,7 +119,7 @@ else:
 
         rows = step.plan.num_tokens
         close(qkv[:rows], needed[:rows])
-        close(operations._cache, cache)
+        close(operations._cache.rows, cache)
         close(out, reference.attend(needed, step.plan, cases.LAYER, case.window))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -119,7 +133,66 @@ else:
 
         Reference(step.cache, case.shape).rope_store(step.qkv, step.plan, cases.LAYER, None, None)
         assert torch.equal(qkv.cpu(), step.qkv)
-        close(operations._cache, step.cache)
+        close(operations._cache.rows, step.cache)
+
+    @pytest.mark.parametrize("kind", cases.STORED)
+    @pytest.mark.parametrize("case", cases.STORED_CASES, ids=cases.label)
+    def test_step_over_stored_keys_is_that_of_the_reference(
+        case: cases.Case, kind: KvCacheDtype
+    ) -> None:
+        step = cases.stored_as(cases.make_step(case), kind)
+        operations, needed = operations_of(case, step), step.qkv.clone()
+        reference = Reference(step.cache, case.shape)
+        reference.rope_store(needed, step.plan, cases.LAYER, step.rotation, step.norms)
+
+        _, out = run(operations, step, case)
+
+        tolerance = {"rtol": 6e-2, "atol": 6e-2} if kind == "fp8_e4m3" else {}
+        expected = reference.attend(needed, step.plan, cases.LAYER, case.window)
+        torch.testing.assert_close(
+            out.cpu(), expected, **(tolerance or {"rtol": 2e-2, "atol": 2e-2})
+        )
+
+    @pytest.mark.parametrize("kind", cases.STORED)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_stored_rows_have_the_bytes_of_the_reference(
+        kind: KvCacheDtype, dtype: torch.dtype
+    ) -> None:
+        """Also of rows that are 0, tiny, huge or not finite."""
+        case = cases.Case("stored", ((3, 1), (9, 9)), head_dim=24, dtype=dtype)
+        step = cases.stored_as(cases.make_step(case), kind)
+        for row, value in enumerate((0.0, 1e-37, float("nan"), float("inf"), 3.3e38)):
+            step.qkv[row, case.num_heads * case.head_dim :] = value
+        operations = operations_of(case, step)
+
+        operations.rope_store(
+            step.qkv.to(DEVICE, copy=True), placed(step.plan, case), cases.LAYER, None, None
+        )
+
+        theirs, mine = StoredKV.of(step.cache), operations._cache
+        Reference(theirs, case.shape).rope_store(step.qkv, step.plan, cases.LAYER, None, None)
+        if theirs.scales is None:
+            close(mine.rows, theirs.rows)
+            return
+        assert mine.scales is not None
+        assert torch.equal(mine.rows.cpu().view(torch.int8), theirs.rows.view(torch.int8))
+        exact = {"rtol": 0, "atol": 0, "equal_nan": True}
+        torch.testing.assert_close(mine.scales.cpu(), theirs.scales, **exact)
+
+    @pytest.mark.parametrize("kind", ["int8", "fp8_e4m3"])
+    def test_a_scale_that_is_not_a_number_reaches_the_rows_that_see_it_alone(
+        kind: KvCacheDtype,
+    ) -> None:
+        case = cases.Case("poisoned", ((60, 20),), num_heads=2, num_kv_heads=1)
+        step, bad = cases.stored_as(cases.make_step(case), kind), 7
+        operations = operations_of(case, step)
+        _, clean = run(operations, step, case)
+        step.qkv[bad, -case.head_dim :] = float("inf")  # the scale becomes NaN
+
+        _, found = run(operations, step, case)
+
+        assert torch.equal(found[:bad], clean[:bad])
+        assert not found[bad:20, -case.head_dim :].isfinite().any()
 
     @pytest.mark.parametrize("window", [None, 6])
     def test_what_is_not_finite_reaches_no_row_that_does_not_see_it(window: int | None) -> None:

@@ -15,8 +15,9 @@ class KVGeometry(msgspec.Struct, frozen=True):
     head_dim: int
     num_layers: int
     block_size: int
-    dtype: str
+    dtype: str  # of the cache: bfloat16, float32, int8 or fp8_e4m3
     kind: str = OWN_KV
+    computed_dtype: str = ""  # of keys and values before they are stored; empty = the cache's
 
 
 UNKNOWN_DEVICE = "unknown"

@@ -25,6 +25,7 @@ from pdcluster_worker.model.ops.operations import (
     Packed,
 )
 from pdcluster_worker.model.ops.reference import Reference
+from pdcluster_worker.model.ops.stored_kv import StoredKV
 from pdcluster_worker.model.rank_layout import ONE_RANK, ParallelRank
 from pdcluster_worker.model.step_plan import StepLimits
 from pdcluster_worker.system.process import keep_freed_memory
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 def open_decoder(
     checkpoint: Checkpoint,
-    cache: Tensor,
+    cache: StoredKV,
     limits: StepLimits,
     *,
     invariant: bool,
@@ -48,7 +49,7 @@ def open_decoder(
 
 
 def make_operations(
-    cache: Tensor,
+    cache: Tensor | StoredKV,
     shape: AttentionShape,
     limits: StepLimits,
     *,
@@ -56,7 +57,8 @@ def make_operations(
     group: Group = ALONE,
 ) -> Operations:
     """Raises ModelError if `invariant` is impossible, ConfigError for a bad PDCLUSTER_KERNELS."""
-    if cache.is_cuda:
+    cache = StoredKV.of(cache)
+    if cache.device.type == "cuda":
         requested_level()
         # needs Triton, which images for CPUs lack
         from pdcluster_worker.model.ops.cuda import CudaOperations

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from pdcluster_worker.config.engine import KvCacheDtype
 from pdcluster_worker.config.worker import RequestedDevice, WorkerConfig, requested_device
-from pdcluster_worker.errors import DeviceError
+from pdcluster_worker.errors import ConfigError, DeviceError
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.model.ops.kernel_object import cpu_info
 
@@ -24,6 +25,7 @@ class MachineFacts:
     built: str | None = None  # CUDA version of torch; None = built without CUDA
     fault: str | None = None  # why CUDA cannot be used; None = it can
     gpu: str = ""  # name of the first CUDA device
+    capability: tuple[int, int] | None = None  # of it; None = unknown
     triton: bool = True  # is installed
     compiler: bool = True  # a C compiler, which Triton needs
 
@@ -38,6 +40,21 @@ def choose(requested: RequestedDevice, facts: MachineFacts, num_ranks: int = 1) 
     return DeviceFacts("cuda", facts.gpu, _untested(facts.gpu, num_ranks))
 
 
+_FP8_FROM = (8, 9)  # compute capability with instructions for e4m3: Ada, Hopper and newer
+
+
+def check_kv_dtype(kv_dtype: KvCacheDtype, kind: str, facts: MachineFacts) -> None:
+    """Raises ConfigError for a dtype that the GPU lacks; CPUs have all of them."""
+    capability = facts.capability
+    if kind == "cuda" and kv_dtype == "fp8_e4m3" and capability and capability < _FP8_FROM:
+        found, needed = (".".join(map(str, each)) for each in (capability, _FP8_FROM))
+        raise ConfigError(
+            f"engine.kvCacheDtype is fp8_e4m3, which needs a GPU of compute capability {needed} or "
+            f"newer, and {facts.gpu} has {found}: set engine.kvCacheDtype: int8 for all roles, or "
+            "use another GPU"
+        )
+
+
 def check_computes_on(device: DeviceFacts, cache: torch.device) -> None:
     """Raises DeviceError where the KV cache is on another device."""
     if cache.type != device.kind:
@@ -50,9 +67,10 @@ def check_computes_on(device: DeviceFacts, cache: torch.device) -> None:
 
 
 def find_device(config: WorkerConfig) -> DeviceFacts:
-    """Raises DeviceError."""
+    """Raises DeviceError, or ConfigError for a `kvCacheDtype` that the device lacks."""
     requested = requested_device(config)
     facts = read_facts(needs_cuda=requested.kind == "cuda")
+    check_kv_dtype(config.engine.kv_cache_dtype, requested.kind, facts)
     return choose(requested, facts, config.engine.num_ranks)
 
 
@@ -67,7 +85,8 @@ def read_facts(*, needs_cuda: bool) -> MachineFacts:
     if not needs_cuda or torch.version.cuda is None:
         return found
     try:
-        return replace(found, gpu=torch.cuda.get_device_name(0))
+        capability = torch.cuda.get_device_capability(0)
+        return replace(found, gpu=torch.cuda.get_device_name(0), capability=capability)
     except Exception as e:  # the driver, the runtime and torch each raise in their own way
         return replace(found, fault=" ".join(str(e).split()) or type(e).__name__)
 

@@ -1,4 +1,4 @@
-"""The KV cache: `[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]`, contiguous.
+"""The KV cache, contiguous; its shape is `kv_size.cache_tensor`.
 
 On a device copies of blocks use a stream of their own, which waits for no step: a block is sent
 after the step that wrote it, and a received block is in no running step.
@@ -15,11 +15,10 @@ from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_size import (
     block_num_bytes,
     blocks_that_fit,
+    cache_tensor,
     check_memory,
     device_blocks,
-    tensor_size,
 )
-from pdcluster_worker.model.loading.loader import DTYPES
 from pdcluster_worker.model.memory import attach, reserve_private
 from pdcluster_worker.model.rank_layout import ONE_RANK, ParallelRank
 from pdcluster_worker.system.cgroups import memory_limit
@@ -101,9 +100,8 @@ class KVCache(CacheSizes):
             if descriptor is None
             else attach(descriptor)
         )
-        self.tensor = torch.frombuffer(self._bytes, dtype=DTYPES[geometry.dtype]).view(
-            tensor_size(geometry, num_blocks)
-        )
+        dtype, shape = cache_tensor(geometry, num_blocks)
+        self.tensor = torch.frombuffer(self._bytes, dtype=dtype).view(shape)
 
     def part(self, place: ParallelRank) -> torch.Tensor:
         """Heads and layers of one rank, contiguous from the layers on."""
@@ -133,10 +131,9 @@ class DeviceKVCache(CacheSizes):
         super().__init__(
             geometry, num_blocks, range(first_head, first_head + geometry.num_kv_heads)
         )
+        dtype, shape = cache_tensor(geometry, num_blocks)
         try:
-            self.tensor = torch.zeros(
-                tensor_size(geometry, num_blocks), dtype=DTYPES[geometry.dtype], device=device
-            )
+            self.tensor = torch.zeros(shape, dtype=dtype, device=device)
         # such as torch.OutOfMemoryError, and the error for an impossible size
         except RuntimeError as e:
             raise ModelError(

@@ -4,7 +4,10 @@ Messages name the fields and figures of the worker's config file.
 """
 
 import logging
+import math
 from dataclasses import replace
+
+import torch
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.engine.block_table import most_blocks, most_tokens
@@ -12,6 +15,7 @@ from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.loading.loader import DTYPES, ModelInfo
+from pdcluster_worker.model.ops.stored_kv import StoredKV
 from pdcluster_worker.model.prompt_logprobs import MOST_ROWS
 from pdcluster_worker.model.sampling.picking import device_chunk_bytes
 from pdcluster_worker.model.step_plan import row_sizes
@@ -29,17 +33,40 @@ SAMPLING_COPIES = 5
 SCORING_COPIES = 3  # of a part's logits: its own, the scored rows, and booleans of the sampled rows
 
 
-def tensor_size(geometry: KVGeometry, num_blocks: int) -> tuple[int, ...]:
-    """Shape of a cache: `[blocks, Hkv, layers, 2, block_size, D]`."""
-    sizes = geometry.num_kv_heads, geometry.num_layers, 2, geometry.block_size, geometry.head_dim
-    return num_blocks, *sizes
+QUANTIZED = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
+_SCALE_BYTES = 4
+
+
+def cache_tensor(geometry: KVGeometry, num_blocks: int) -> tuple[torch.dtype, tuple[int, ...]]:
+    """Dtype and shape of a cache: `[blocks, Hkv, layers, 2, block_size, D]`.
+
+    If quantized, bytes `[..., 2, n]`, a row for each token and then a scale for each.
+    """
+    sizes = num_blocks, geometry.num_kv_heads, geometry.num_layers, 2
+    if geometry.dtype in QUANTIZED:
+        return torch.uint8, (*sizes, _scales_at(geometry) + _SCALE_BYTES * geometry.block_size)
+    return DTYPES[geometry.dtype], (*sizes, geometry.block_size, geometry.head_dim)
+
+
+def stored_kv(cache: torch.Tensor, geometry: KVGeometry) -> StoredKV:
+    """Views of a cache, or of some of its heads and layers."""
+    if geometry.dtype not in QUANTIZED:
+        return StoredKV(cache, None, DTYPES[geometry.computed_dtype or geometry.dtype])
+    size, dim = geometry.block_size, geometry.head_dim
+    rows = cache[..., : size * dim].view(QUANTIZED[geometry.dtype])
+    scales = cache[..., _scales_at(geometry) :].view(torch.float32)
+    return StoredKV(torch.unflatten(rows, -1, (size, dim)), scales, DTYPES[geometry.computed_dtype])
+
+
+def _scales_at(geometry: KVGeometry) -> int:
+    """Bytes of a block's keys or values in one head and layer, in whole scales."""
+    num_scales = -(-geometry.block_size * geometry.head_dim // _SCALE_BYTES)
+    return num_scales * _SCALE_BYTES
 
 
 def block_num_bytes(geometry: KVGeometry) -> int:
-    values = (
-        geometry.num_kv_heads * geometry.num_layers * 2 * geometry.block_size * geometry.head_dim
-    )
-    return values * DTYPES[geometry.dtype].itemsize
+    dtype, shape = cache_tensor(geometry, 1)
+    return math.prod(shape) * dtype.itemsize
 
 
 def blocks_that_fit(

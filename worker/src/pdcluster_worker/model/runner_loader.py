@@ -17,7 +17,7 @@ from pdcluster_worker.model.decoder import Forward
 from pdcluster_worker.model.decoder_loader import make_operations, open_decoder
 from pdcluster_worker.model.generic import Generic, pack_linears
 from pdcluster_worker.model.kv_cache import DeviceKVCache, KVCache, open_cache
-from pdcluster_worker.model.kv_size import fit_length
+from pdcluster_worker.model.kv_size import fit_length, stored_kv
 from pdcluster_worker.model.loading.loader import LoadedModel, ModelInfo, load_model
 from pdcluster_worker.model.memory import release_library_pages
 from pdcluster_worker.model.parallel.ranks import OnDeath, RankProcesses, rank_threads
@@ -45,8 +45,9 @@ def assemble(loaded: LoadedModel, cache: Tensor, limits: StepLimits, *, invarian
 
     Raises ModelError where neither our decoder nor transformers' code can run so on the device.
     """
+    stored = stored_kv(cache, loaded.info.geometry)
     if loaded.checkpoint is not None:
-        return open_decoder(loaded.checkpoint, cache, limits, invariant=invariant)
+        return open_decoder(loaded.checkpoint, stored, limits, invariant=invariant)
     if invariant:
         raise ModelError(
             f"engine.batchInvariant needs our own decoder: {loaded.reason}; leave it out"
@@ -56,7 +57,7 @@ def assemble(loaded: LoadedModel, cache: Tensor, limits: StepLimits, *, invarian
             f"{loaded.reason}; other models run by transformers' code, on CPUs only: set "
             "engine.device: cpu"
         )
-    operations = make_operations(cache, loaded.attention, limits, invariant=False)
+    operations = make_operations(stored, loaded.attention, limits, invariant=False)
     info = loaded.info
     pack_linears(loaded.module, operations, info.geometry.num_layers, info.max_model_len)
     return Generic(loaded.module, operations)
@@ -103,6 +104,7 @@ def _open(
         block_size=engine.block_size,
         max_model_len=engine.max_model_len,
         threads=engine.threads if ranks is None else rank_threads(engine),
+        kv_dtype=engine.kv_cache_dtype,
     )
     try:
         runner, cache = (

@@ -58,13 +58,15 @@ def mismatch(mine: Hello, theirs: Hello) -> tuple[str, str] | None:
 def _geometry_reason(mine: KVGeometry, theirs: KVGeometry) -> str:
     ours, others = msgspec.structs.asdict(mine), msgspec.structs.asdict(theirs)
     differences = ", ".join(
-        f"{name} is {ours[name]} here and {others[name]} at the peer"
+        f"{name} is {ours[name] or 'not given'} here and {others[name] or 'not given'} at the peer"
         for name in ours
         if ours[name] != others[name]
     )
     fix = "give both workers the same model and the same engine sizes"
     if mine.kind != theirs.kind and mine.kind.startswith("vllm-"):
         fix = "give the engines of both workers one version of vLLM, to the last digit"
+    elif mine.computed_dtype or theirs.computed_dtype:
+        fix = f"set the same engine.kvCacheDtype and model.dtype for both, and {fix}"
     elif mine.dtype != theirs.dtype:
         fix = f"set model.dtype to bfloat16 or float32, and {fix}"
     return f"KV geometry differs: {differences}; {fix}"

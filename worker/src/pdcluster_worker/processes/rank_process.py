@@ -21,6 +21,7 @@ from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.decoder import Decoder
 from pdcluster_worker.model.decoder_loader import open_decoder
 from pdcluster_worker.model.kv_cache import KVCache
+from pdcluster_worker.model.kv_size import stored_kv
 from pdcluster_worker.model.loading.loader import load_model
 from pdcluster_worker.model.memory import attach, release_library_pages
 from pdcluster_worker.model.parallel import control as wire
@@ -56,6 +57,7 @@ class RankProcess:
             block_size=setup.engine.block_size,
             max_model_len=setup.engine.max_model_len,
             threads=setup.threads,
+            kv_dtype=setup.engine.kv_cache_dtype,
         )
         if loaded.checkpoint is None:
             raise ModelError(loaded.reason)
@@ -71,7 +73,7 @@ class RankProcess:
         group = RankGroup(self._place, Path(setup.store), device)
         decoder = open_decoder(
             loaded.checkpoint,
-            cache,
+            stored_kv(cache, loaded.info.geometry),
             limits,
             invariant=setup.engine.batch_invariant,
             rank=self._place,

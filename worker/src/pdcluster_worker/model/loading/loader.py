@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
+from pdcluster_worker.config.engine import KvCacheDtype
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.loading.architecture import read_architecture
 from pdcluster_worker.model.loading.checkpoint import Checkpoint, open_checkpoint
@@ -66,6 +68,7 @@ def load_model(
     block_size: int,
     max_model_len: int | None = None,
     threads: int = 0,
+    kv_dtype: KvCacheDtype = "auto",
 ) -> LoadedModel:
     """dtype:         bfloat16 or float32.
     max_model_len: upper bound; None = the model's own.
@@ -82,10 +85,20 @@ def load_model(
         logger.info("the model is loaded by transformers' code, which is slower: %s", e)
         loaded = _load_module(path, config, kind, block_size, max_model_len)
         loaded = replace(loaded, reason=str(e))
+    geometry = stored_in(loaded.info.geometry, kv_dtype)
+    loaded = replace(loaded, info=replace(loaded.info, geometry=geometry))
     text = "loaded model path=%s dtype=%s threads=%d seconds=%.1f"
     seconds = time.monotonic() - started
     logger.info(text, path, loaded.info.dtype, torch.get_num_threads(), seconds)
     return loaded
+
+
+def stored_in(geometry: KVGeometry, kv_dtype: KvCacheDtype) -> KVGeometry:
+    """geometry: as keys and values are computed."""
+    dtype = {"auto": geometry.dtype, "bf16": "bfloat16"}.get(kv_dtype, kv_dtype)
+    if dtype == geometry.dtype:
+        return geometry
+    return msgspec.structs.replace(geometry, dtype=dtype, computed_dtype=geometry.dtype)
 
 
 def _load_checkpoint(

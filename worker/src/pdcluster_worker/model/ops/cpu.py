@@ -34,20 +34,25 @@ from pdcluster_worker.model.ops.operations import (
     Operations,
     Rotation,
 )
+from pdcluster_worker.model.ops.stored_kv import StoredKV
 from pdcluster_worker.model.step_plan import StepPlan
 
 
 class CpuOperations(Operations):
-    """cache: `[blocks, Hkv, layers, 2, block_size, D]`, contiguous from the layers on."""
+    """cache: in one piece from the layers on."""
 
     pads_rows = False
 
     def __init__(
-        self, cache: Tensor, shape: AttentionShape, kernels: Kernels, group: Group = ALONE
+        self,
+        cache: Tensor | StoredKV,
+        shape: AttentionShape,
+        kernels: Kernels,
+        group: Group = ALONE,
     ) -> None:
-        if not cache[0, 0].is_contiguous():
-            raise ValueError("the KV cache is not contiguous within a head")
         super().__init__(cache, shape, group)
+        if not self._cache.is_whole:
+            raise ValueError("the KV cache is not contiguous within a head")
         self.name = f"cpu {kernels.level}"
         if kernels.skipped:
             self.note = f"computes by kernels of a lower level: {kernels.skipped}"
@@ -60,8 +65,8 @@ class CpuOperations(Operations):
             library.layers,
         )
         self.row_ops = kernel_operations(library)
-        self._kind = KINDS[cache.dtype]
-        self._model = model_arguments(cache, shape)
+        self._kind = KINDS[self._cache.dtype]
+        self._model = model_arguments(self._cache, shape)
         self._model_at = ctypes.addressof(self._model)
         self._width = shape.num_heads * shape.head_dim
         self._pages = HugePages()

@@ -21,7 +21,13 @@ from pdcluster_worker.model.ops.operations import (
     Operations,
     Rotation,
 )
-from pdcluster_worker.model.ops.paged_attention import make_attention, power_of_two, strides
+from pdcluster_worker.model.ops.paged_attention import (
+    make_attention,
+    memory_of,
+    power_of_two,
+    strides,
+)
+from pdcluster_worker.model.ops.stored_kv import StoredKV
 from pdcluster_worker.model.ops.triton_kernels import NO_FUSION, rows, sampling
 from pdcluster_worker.model.sampling.picking import DEVICE_CHUNK, Picks, pick_tokens
 from pdcluster_worker.model.sampling.rows import Rows
@@ -85,19 +91,21 @@ class DeviceProduct:
 
 
 class CudaOperations(Operations):
-    """cache: `[blocks, Hkv, layers, 2, block_size, D]`, contiguous; plans: on the device."""
+    """cache: heads in one piece; plans: on the device."""
 
     row_ops = DEVICE_ROW_OPS
 
     def __init__(
-        self, cache: Tensor, shape: AttentionShape, limits: StepLimits, group: Group = ALONE
+        self,
+        cache: Tensor | StoredKV,
+        shape: AttentionShape,
+        limits: StepLimits,
+        group: Group = ALONE,
     ) -> None:
-        if not cache.is_contiguous():
-            raise ValueError("the KV cache must be contiguous")
         super().__init__(cache, shape, group)
         self._limits = limits
-        self._attention = make_attention(cache, shape, limits)
-        self._copy = PlanCopy(cache.device, limits)
+        self._attention = make_attention(self._cache, shape, limits)
+        self._copy = PlanCopy(self._cache.device, limits)
         self.name = f"cuda triton {triton.__version__}, attention by {self._attention.name}"
 
     def place(self, tensor: Tensor) -> Tensor:
@@ -165,7 +173,7 @@ class CudaOperations(Operations):
         half = shape.head_dim // 2 if rotation is None else rotation.cosine.shape[-1]
         rows.rope_store[(len(qkv), shape.num_heads + 2 * shape.num_kv_heads)](
             qkv,
-            self._cache,
+            memory_of(self._cache),
             plan.slots,
             # qkv stands for pointers that are not read.
             cosine=qkv if rotation is None else rotation.cosine,
@@ -181,7 +189,7 @@ class CudaOperations(Operations):
             half=half,
             half_block=power_of_two(half),
             tail_block=power_of_two(max(1, shape.head_dim - 2 * half)),
-            block_size=self._cache.shape[4],
+            block_size=self._cache.block_size,
             rotates=rotation is not None,
             has_norms=norms is not None,
             rounds_first=norms is not None and norms.query.rounds_first,

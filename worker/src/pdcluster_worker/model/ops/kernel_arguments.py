@@ -19,12 +19,14 @@ from pdcluster_worker.model.ops.operations import (
     Norm,
     Rotation,
 )
+from pdcluster_worker.model.ops.stored_kv import StoredKV
 from pdcluster_worker.model.sampling.picking import Picks
 from pdcluster_worker.model.sampling.rows import Rows
 from pdcluster_worker.model.sampling.sampler import RowOperations, TokenRanks
 from pdcluster_worker.model.step_plan import StepPlan
 
 KINDS = {torch.bfloat16: 0, torch.float32: 1}  # numbers in the kernels
+_STORED = KINDS | {torch.int8: 2, torch.float8_e4m3fn: 3}
 
 _NO_MEMORY = 3  # status of a sampled row
 
@@ -44,7 +46,8 @@ def _integers(*names: str) -> list[tuple[str, type]]:
 class ModelArguments(ctypes.Structure):
     _fields_: ClassVar = [
         *_pointers("cache"),
-        *_integers("kind", "heads", "kv_heads", "dim", "block_size", "block_bytes", "head_bytes"),
+        *_integers("kind", "stored", "heads", "kv_heads", "dim", "block_size"),
+        *_integers("block_bytes", "head_bytes", "half_bytes", "scales"),
         ("scaling", c_float),
     ]
 
@@ -103,12 +106,17 @@ class RankArguments(ctypes.Structure):
     ]
 
 
-def model_arguments(cache: Tensor, shape: AttentionShape) -> ModelArguments:
-    """cache: `[blocks, Hkv, layers, 2, block_size, D]`, contiguous from the layers on."""
-    _, kv_heads, _, _, block_size, dim = cache.shape
-    sizes = KINDS[cache.dtype], shape.num_heads, kv_heads, dim, block_size
-    block_bytes, head_bytes = (cache.stride(axis) * cache.element_size() for axis in (0, 1))
-    return ModelArguments(cache.data_ptr(), *sizes, block_bytes, head_bytes, shape.scaling)
+def model_arguments(cache: StoredKV, shape: AttentionShape) -> ModelArguments:
+    """The cache must outlive the result."""
+    rows, scales = cache.rows, cache.scales
+    _, kv_heads, _, _, block_size, dim = rows.shape
+    kinds = KINDS[cache.dtype], _STORED[rows.dtype]
+    strides = (rows.stride(axis) * rows.element_size() for axis in (0, 1, 3))
+    scales_at = 0 if scales is None else scales.data_ptr() - rows.data_ptr()
+    return ModelArguments(
+        *(rows.data_ptr(), *kinds, shape.num_heads, kv_heads, dim, block_size),
+        *(*strides, scales_at, shape.scaling),
+    )
 
 
 def plan_arguments(plan: StepPlan) -> PlanArguments:

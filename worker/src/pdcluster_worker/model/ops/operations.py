@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from pdcluster_worker.model.ops.stored_kv import StoredKV
 from pdcluster_worker.model.sampling.sampler import RowOperations
 from pdcluster_worker.model.step_plan import StepPlan
 
@@ -101,17 +102,17 @@ ALONE = Group()
 
 
 class Operations(ABC):
-    """One device, one dtype, one KV cache `[blocks, Hkv, layers, 2, block_size, D]`."""
+    """One device, one dtype, one KV cache: a `StoredKV`, or its rows where all is as computed."""
 
     name: str  # for the log and /version, such as "cpu avx512_bf16"
     note = ""  # warning for users, with the fix; empty = none
     pads_rows = True  # steps are padded to a few sizes, because code is compiled for each
     row_ops: RowOperations  # sampling; every implementation gives the same bits
 
-    def __init__(self, cache: Tensor, shape: AttentionShape, group: Group) -> None:
+    def __init__(self, cache: Tensor | StoredKV, shape: AttentionShape, group: Group) -> None:
         self.group = group
         self.shape = shape
-        self._cache = cache
+        self._cache = StoredKV.of(cache)
 
     def place(self, tensor: Tensor) -> Tensor:
         """Copy to where these operations read it."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pdcluster_worker.model.ops.operations import AttentionShape
+from pdcluster_worker.model.ops.stored_kv import StoredKV
 from pdcluster_worker.model.ops.triton_kernels import attention
 from pdcluster_worker.model.step_plan import StepLimits, StepPlan
 
@@ -62,10 +63,14 @@ _LOG2_E = math.log2(math.e)  # the kernels' exponentials are of base 2
 class TritonAttention:
     name = "triton"
 
-    def __init__(self, cache: Tensor, shape: AttentionShape, sizes: AttentionSizes) -> None:
-        if not cache.is_contiguous():
+    def __init__(
+        self, cache: Tensor | StoredKV, shape: AttentionShape, sizes: AttentionSizes
+    ) -> None:
+        cache = StoredKV.of(cache)
+        if not cache.is_whole:
             raise ValueError("the KV cache must be contiguous")
         self._cache = cache
+        self._memory = memory_of(cache)
         self._shape = shape
         self._sizes = sizes
         self._splits = {
@@ -80,7 +85,7 @@ class TritonAttention:
             "head_dim": shape.head_dim,
             "dim_block": sizes.dim_block,
             "key_block": sizes.key_block,
-            "block_size": cache.shape[4],
+            "block_size": cache.block_size,
             "num_warps": sizes.warps,
             "num_stages": sizes.stages,
             "enable_fp_fusion": True,
@@ -112,7 +117,7 @@ class TritonAttention:
         weights = torch.empty(parts, dtype=torch.float32, device=qkv.device)
         attention.decode[(count, shape.num_kv_heads, num_splits)](
             qkv,
-            self._cache,
+            self._memory,
             partial,
             weights,
             firsts=plan.firsts,
@@ -149,7 +154,7 @@ class TritonAttention:
         grid = (len(plan.firsts) - first, -(-pairs // self._sizes.chunk_rows), shape.num_kv_heads)
         attention.chunk[grid](
             qkv,
-            self._cache,
+            self._memory,
             out,
             firsts=plan.firsts[first:],
             lengths=plan.lengths[first:],
@@ -164,12 +169,18 @@ class TritonAttention:
         )
 
 
-def strides(cache: Tensor, layer: int) -> dict[str, int]:
+def strides(cache: StoredKV, layer: int) -> dict[str, int]:
+    rows = cache.rows
     return {
-        "layer_offset": layer * cache.stride(2),
-        "head_stride": cache.stride(1),
-        "block_stride": cache.stride(0),
+        "layer_offset": layer * rows.stride(2),
+        "head_stride": rows.stride(1),
+        "block_stride": rows.stride(0),
     }
+
+
+def memory_of(cache: StoredKV) -> Tensor:
+    """Rows as the kernels take them, e4m3 as uint8; quantized rows' scales are behind them."""
+    return cache.rows.view(torch.uint8) if cache.rows.dtype == torch.float8_e4m3fn else cache.rows
 
 
 MIN_ROWS = 1024  # shortest prompt that pays for the launches
@@ -178,7 +189,9 @@ MIN_ROWS = 1024  # shortest prompt that pays for the launches
 class TorchAttention(TritonAttention):
     name = "torch and triton"
 
-    def __init__(self, cache: Tensor, shape: AttentionShape, sizes: AttentionSizes) -> None:
+    def __init__(
+        self, cache: Tensor | StoredKV, shape: AttentionShape, sizes: AttentionSizes
+    ) -> None:
         super().__init__(cache, shape, sizes)
         self._prompts: list[slice] = []
         self._other_lengths: Tensor | None = None
@@ -220,7 +233,12 @@ class TorchAttention(TritonAttention):
         return found[0].transpose(0, 1).reshape(length, -1)
 
 
-def make_attention(cache: Tensor, shape: AttentionShape, limits: StepLimits) -> TritonAttention:
-    by_torch = cache.is_cuda and cache.dtype != torch.float32
+def make_attention(
+    cache: Tensor | StoredKV, shape: AttentionShape, limits: StepLimits
+) -> TritonAttention:
+    """torch attends to keys as they are computed, which must be those that are stored."""
+    cache = StoredKV.of(cache)
+    is_own = cache.rows.dtype == cache.dtype
+    by_torch = cache.device.type == "cuda" and cache.dtype != torch.float32 and is_own
     sizes = AttentionSizes.of(shape, cache.dtype, limits.longest)
     return (TorchAttention if by_torch else TritonAttention)(cache, shape, sizes)

@@ -16,6 +16,7 @@ from pdcluster_worker.model.ops.operations import (
     Operations,
     Rotation,
 )
+from pdcluster_worker.model.ops.stored_kv import StoredKV
 from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS
 from pdcluster_worker.model.step_plan import StepPlan
 
@@ -26,13 +27,17 @@ class Weights(NamedTuple):
 
 
 class Reference(Operations):
-    """cache: `[blocks, Hkv, layers, 2, block_size, D]`.  note: why this fallback is used."""
+    """note: why this fallback is used."""
 
     name = "reference"
     row_ops = PLAIN_TENSORS
 
     def __init__(
-        self, cache: Tensor, shape: AttentionShape, group: Group = ALONE, note: str = ""
+        self,
+        cache: Tensor | StoredKV,
+        shape: AttentionShape,
+        group: Group = ALONE,
+        note: str = "",
     ) -> None:
         super().__init__(cache, shape, group)
         self.note = note
@@ -81,10 +86,9 @@ class Reference(Operations):
         if rotation is not None:
             _rotate(heads[:, : num_heads + num_kv_heads], rotation)
         slots = plan.slots[: plan.num_tokens].to(qkv.device)
-        blocks, offsets = slots // self._block_size, slots % self._block_size
-        # Advanced indices apart from one another put the rows first: [rows, Hkv, D].
-        self._cache[blocks, :, layer, 0, offsets] = key[: plan.num_tokens]
-        self._cache[blocks, :, layer, 1, offsets] = value[: plan.num_tokens]
+        size = self._cache.block_size
+        for half, rows in enumerate((key, value)):
+            self._cache.write(slots // size, slots % size, layer, half, rows[: plan.num_tokens])
 
     def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
         shape = self.shape
@@ -102,10 +106,10 @@ class Reference(Operations):
 
     def _stored(self, table: Tensor, start: int, context: int, layer: int) -> tuple[Tensor, Tensor]:
         """Copies of keys and values from position `start` on, each [Hkv, context - start, D]."""
-        size = self._block_size
+        size = self._cache.block_size
         before = start // size
         blocks = table[before : -(-context // size)].to(self._cache.device)
-        stored = self._cache[:, :, layer].index_select(0, blocks)
+        stored = self._cache.read(blocks, layer)
         key, value = stored.permute(2, 1, 0, 3, 4).flatten(2, 3)[
             :, :, start - before * size : context - before * size
         ]
@@ -121,7 +125,7 @@ class Reference(Operations):
             if window:
                 mask = mask.triu(context - length + 1 - window)
         out = functional.scaled_dot_product_attention(
-            query.transpose(0, 1).unsqueeze(0),
+            query.to(key.dtype).transpose(0, 1).unsqueeze(0),
             key.unsqueeze(0),
             value.unsqueeze(0),
             attn_mask=mask,
@@ -129,10 +133,6 @@ class Reference(Operations):
             enable_gqa=self.shape.num_heads != self.shape.num_kv_heads,
         )
         return out[0].transpose(0, 1)
-
-    @property
-    def _block_size(self) -> int:
-        return self._cache.shape[4]
 
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:

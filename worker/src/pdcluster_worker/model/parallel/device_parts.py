@@ -10,8 +10,7 @@ from torch import Tensor
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import CacheSizes, DeviceKVCache, device_memory
-from pdcluster_worker.model.kv_size import blocks_that_fit, device_blocks, tensor_size
-from pdcluster_worker.model.loading.loader import DTYPES
+from pdcluster_worker.model.kv_size import blocks_that_fit, cache_tensor, device_blocks
 from pdcluster_worker.model.rank_layout import ParallelRank
 
 # as `UntypedStorage._share_cuda_` gives it
@@ -64,9 +63,8 @@ def mapped(handle: bytes, geometry: KVGeometry, num_blocks: int, place: Parallel
     """Another rank's part, on its device."""
     arguments = _decode(handle)
     storage = _storage._new_shared_cuda(*arguments)
-    part = part_geometry(geometry, place)
-    whole = torch.empty(0, dtype=DTYPES[part.dtype], device=storage.device).set_(storage)
-    return whole.view(tensor_size(part, num_blocks))
+    dtype, shape = cache_tensor(part_geometry(geometry, place), num_blocks)
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage).view(shape)
 
 
 class RanksDeviceCache(CacheSizes):
@@ -105,8 +103,8 @@ class RanksDeviceCache(CacheSizes):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """(host, device) views for each part that has some of these heads."""
         geometry = self.geometry
-        size = (len(heads), geometry.num_layers, 2, geometry.block_size, geometry.head_dim)
-        host = torch.frombuffer(staging, dtype=DTYPES[geometry.dtype]).view(size)
+        dtype, (_, _, *sizes) = cache_tensor(geometry, 1)
+        host = torch.frombuffer(staging, dtype=dtype).view(len(heads), *sizes)
         for place, part in self._parts:
             held, layers = place.share(geometry.num_kv_heads), place.layers(geometry.num_layers)
             first, end = max(held.start, heads.start), min(held.stop, heads.stop)

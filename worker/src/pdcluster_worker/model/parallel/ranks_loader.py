@@ -12,7 +12,12 @@ from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.decoder import Decoder, Forward
 from pdcluster_worker.model.decoder_loader import open_decoder
 from pdcluster_worker.model.kv_cache import DeviceKVCache, KVCache
-from pdcluster_worker.model.kv_size import block_num_bytes, blocks_that_fit, check_memory
+from pdcluster_worker.model.kv_size import (
+    block_num_bytes,
+    blocks_that_fit,
+    check_memory,
+    stored_kv,
+)
 from pdcluster_worker.model.loading.loader import LoadedModel
 from pdcluster_worker.model.memory import reserve_shared
 from pdcluster_worker.model.parallel.device_parts import (
@@ -110,7 +115,7 @@ def open_ranks(
     group = RankGroup(ranks.place, ranks.store, part.device)
     decoder = open_decoder(
         loaded.checkpoint,
-        part,
+        stored_kv(part, geometry),
         limits,
         invariant=engine.batch_invariant,
         rank=ranks.place,

@@ -5,12 +5,15 @@
  * the same products in the same order, in other lanes.  So a row's bits depend neither on the other rows, nor on how a
  * prompt was cut into chunks, nor on threads.  A decode's parts are shared by the threads; a chunk's rows are, in tiles
  * of WIDE lanes.
+ *
+ * Rows of the cache that are stored otherwise than they are computed are expanded first, without their scales, which is
+ * exact: a key's scale is a factor of its scores, a value's of its weights.
  */
 #ifndef ATTENTION_H
 #define ATTENTION_H
 
-#include "model.h"
 #include "multiply.h"
+#include "stored.h"
 #include "threads.h"
 
 #define PART 256
@@ -21,6 +24,7 @@
 /* Sizes of one model's pieces. */
 typedef struct {
     int64_t group, steps, depth, padded, wide, stride, out_stride; /* depth: padded bytes of a key; padded: dim in whole lanes; wide: in whole steps */
+    int64_t scales_at;                                       /* from a packed part to the scales of its keys and of its values, [2][PART] */
     int64_t part_bytes, state_bytes, thread_bytes;           /* of a packed part, of a tile's state, of a thread's own memory */
 } sizes_of;
 
@@ -77,7 +81,8 @@ static sizes_of sizes(const model_of *m) {
     z.wide = z.depth / element;
     z.stride = (m->heads + 2 * m->kv_heads) * m->dim * element;
     z.out_stride = m->heads * m->dim * element;
-    z.part_bytes = PART * (z.depth + z.padded * element);
+    z.scales_at = PART * (z.depth + z.padded * element);
+    z.part_bytes = z.scales_at + (m->scales ? 2 * PART * 4 : 0);
     z.state_bytes = (2 + z.padded) * WIDE * 4;
     z.thread_bytes = round_up(z.part_bytes + z.steps * 2 * TILE + PART * WIDE * 8 + 2 * z.state_bytes, 4096);
     return z;
@@ -124,7 +129,23 @@ static INLINE part_of make_part(const int32_t *table, int64_t head, int64_t numb
 static INLINE const char *key_at(const attend_work *w, const part_of *p, int64_t at) {
     const model_of *m = w->m;
     const int64_t position = p->first + at;
-    return unit(m, p->table[position / m->block_size], p->head, w->layer) + position % m->block_size * m->dim * bytes_of((kind)m->t);
+    return unit(m, p->table[position / m->block_size], p->head, w->layer) + position % m->block_size * m->dim * bytes_of((kind)m->stored);
+}
+
+/* Scales of a packed part, or NULL. */
+static INLINE float *scales_of(const attend_work *w, char *packed) { return w->m->scales ? (float *)(packed + w->size.scales_at) : NULL; }
+
+/* Copy the scales of a part's keys and values, 0 for those that are not read. */
+static INLINE void copy_scales(const attend_work *w, const part_of *p, float *to) {
+    const model_of *m = w->m;
+    memset(to, 0, 2 * PART * 4);
+    for (int64_t at = p->skip, n; at < p->count; at += n) {
+        const int64_t position = p->first + at, offset = position % m->block_size;
+        const char *scales = unit(m, p->table[position / m->block_size], p->head, w->layer) + m->scales + offset * 4;
+        n = least(m->block_size - offset, p->count - at);
+        memcpy(to + at, scales, n * 4);
+        memcpy(to + PART + at, scales + m->half_bytes, n * 4);
+    }
 }
 
 /* Walks over the keys of a part that are seen, without a division at each. */
@@ -180,35 +201,44 @@ static INLINE void copy_key(const int is_whole, const char *key, int64_t bytes, 
     }
 }
 
-static INLINE void pack_keys(const kind t, const int is_whole, const attend_work *w, const part_of *p, char *packed, w16 *bad) {
+/* expanded: memory of one step's rows. */
+static INLINE void pack_keys(const kind t, const int is_whole, const attend_work *w, const part_of *p, char *packed, char *expanded, w16 *bad) {
     const sizes_of *z = &w->size;
-    const int64_t dims = w->m->dim, bytes = dims * bytes_of(t), values = w->m->block_size * bytes, step = 64 / bytes_of(t);
+    const model_of *m = w->m;
+    const int is_expanded = m->stored != (int64_t)t;
+    const int64_t bytes = m->dim * bytes_of((kind)m->stored), step = 64 / bytes_of(t);
     walk here = walk_from(w, p);
     for (int64_t at = 0; at < p->count; at += step) {
         const char *rows[32] = {NULL};
         const int64_t count = least(step, p->count - at);
         for (int64_t i = 0; i < count; i++) {
+            char *to = packed + (at + i) * z->depth;
             if (at + i < p->skip) {
-                memset(packed + (at + i) * z->depth, 0, z->depth);
+                memset(to, 0, z->depth);
                 continue;
             }
             if (here.left == 0) next_block(&here);
-            copy_key(is_whole, here.key, bytes, packed + (at + i) * z->depth);
-            rows[i] = here.key + values;
+            rows[i] = here.key + m->half_bytes;
+            if (is_expanded) {
+                expand_rows(t, m, here.key, 1, 0, z->wide, to, 0);
+                expand_rows(t, m, rows[i], 1, 0, z->wide, expanded + i * z->depth, 0);
+                rows[i] = expanded + i * z->depth;
+            } else copy_key(is_whole, here.key, bytes, to);
             here.left--;
             here.key += bytes;
         }
         char *turned = packed + PART * z->depth + at * bytes_of(t);
-        if (is_whole && count == step && at >= p->skip) turn_values(t, 1, 1, rows, dims, turned, bad);
-        else turn_values(t, 0, 0, rows, dims, turned, bad);
+        if (is_whole && count == step && at >= p->skip) turn_values(t, 1, 1, rows, m->dim, turned, bad);
+        else turn_values(t, 0, 0, rows, m->dim, turned, bad);
     }
 }
 
 /* Copy a part's keys [PART][depth] and turn its values [padded][PART]; returns whether a value is not finite, if asked. */
-static INLINE int pack_part(const kind t, const int is_asked, const attend_work *w, const part_of *p, char *packed) {
+static INLINE int pack_part(const kind t, const int is_asked, const attend_work *w, const part_of *p, char *packed, char *expanded) {
     w16 bad = {0};
-    if (w->m->dim * bytes_of(t) % 64 == 0) pack_keys(t, 1, w, p, packed, is_asked ? &bad : NULL);
-    else pack_keys(t, 0, w, p, packed, is_asked ? &bad : NULL);
+    if (w->m->scales) copy_scales(w, p, scales_of(w, packed));
+    if (w->m->dim * bytes_of(t) % 64 == 0) pack_keys(t, 1, w, p, packed, expanded, is_asked ? &bad : NULL);
+    else pack_keys(t, 0, w, p, packed, expanded, is_asked ? &bad : NULL);
     uint32_t lanes[LANES], any = 0;
     memcpy(lanes, &bad, 64);
     for (int i = 0; i < LANES; i++) any |= lanes[i];
@@ -284,8 +314,15 @@ static INLINE v16 greatest(float *scores, int64_t count, const sight *see) {
     return greater(other, greatest_seen(scores, key, count, see, top));
 }
 
-/* Softmax of one panel's scores [count][WIDE]: its greatest score in powers of 2, its sum and its packed weights. */
-static INLINE void softmax(const kind t, const attend_work *w, desk *d, int64_t panel, int64_t count, const sight *see) {
+/* Give the scores [count][WIDE] of quantized keys their scales. */
+static INLINE void scale_scores(float *scores, int64_t count, const float *scales) {
+    for (int64_t key = 0; key < count; key++)
+        for (int64_t i = key * WIDE; i < (key + 1) * WIDE; i += LANES) store(F32, scores, i, LANES, load(F32, scores, i, LANES) * all(scales[key]));
+}
+
+/* Softmax of one panel's scores [count][WIDE]: its greatest score in powers of 2, its sum and its packed weights.
+ * scales: of values, or NULL. */
+static INLINE void softmax(const kind t, const attend_work *w, desk *d, int64_t panel, int64_t count, const sight *see, const float *scales) {
     float *scores = d->scores + panel * LANES;
     char *weights = d->weights + panel * TILE;
     const v16 factor = all(w->m->scaling * 1.44269504f), greatest_score = greatest(scores, count, see);
@@ -298,6 +335,7 @@ static INLINE void softmax(const kind t, const attend_work *w, desk *d, int64_t 
             for (int j = 0; j < 4; j++) {
                 x[j] = exp2_of(t, fused(load(F32, scores + (first + i + j) * WIDE, 0, LANES), factor, less));
                 totals[j] += x[j];
+                if (scales) x[j] = with_scale(x[j], all(scales[first + i + j]));
             }
             put_weights(t, weights + i * word, x[0], x[1]);
             put_weights(t, weights + (i + 2) * word, x[2], x[3]);
@@ -319,12 +357,14 @@ static INLINE void merge(const sizes_of *z, state_of into, state_of from, int64_
 }
 
 /* The state `d->now` of a tile after one packed part.  base: position of the part's first key; count: keys that a lane may see. */
-static INLINE void attend_part(const kind t, const attend_work *w, desk *d, tile_of tile, const char *packed, part_of p) {
+static INLINE void attend_part(const kind t, const attend_work *w, desk *d, tile_of tile, char *packed, part_of p) {
     const sizes_of *z = &w->size;
     const int64_t panels = tile.lanes > LANES ? 2 : 1, step = 64 / bytes_of(t), count = round_up(p.count, step);
     const int64_t start = w->plan->contexts[tile.s] - w->plan->lengths[tile.s];
     const panels_of queries = {d->queries, panels, 2 * TILE, z->steps}, weights = {d->weights, panels, 2 * TILE, count / step};
+    const float *scales = scales_of(w, packed);
     multiply(t, &d->tiles, packed, z->depth, count, queries, d->scores, WIDE);
+    if (scales) scale_scores(d->scores, count, scales);
     sight see = {.all_end = least(p.count, start + 1 + tile.lane / z->group - p.first)};
     /* The last row's window starts last. */
     see.all_from = seen_from(w, start + (tile.lane + tile.lanes - 1) / z->group) - p.first;
@@ -333,7 +373,7 @@ static INLINE void attend_part(const kind t, const attend_work *w, desk *d, tile
         const i16 seen = seen_by(w, tile, panel) - (int32_t)p.first, most = (i16)all(0) + (int32_t)p.count;
         see.from = seen - (int32_t)w->window;
         see.end = (i16)select16(seen < most, (v16)seen, (v16)most);
-        softmax(t, w, d, panel, count, &see);
+        softmax(t, w, d, panel, count, &see, scales ? scales + PART : NULL);
     }
     multiply(t, &d->tiles, packed + PART * z->depth, PART * bytes_of(t), z->padded, weights, d->now.values, WIDE);
 }

@@ -37,10 +37,10 @@ static INLINE void clear_bad(const kind t, const attend_work *w, char *packed) {
 /* Add the values that `clear_bad` took out to the lanes that see them. */
 static INLINE void add_bad(const kind t, const attend_work *w, desk *d, tile_of tile, part_of p) {
     for (int64_t key = p.skip; key < p.count; key++) {
-        const char *value = key_at(w, &p, key) + w->m->block_size * w->m->dim * bytes_of(t);
+        const char *value = key_at(w, &p, key) + w->m->half_bytes;
         for (int64_t dim = 0; dim < w->m->dim; dim++) {
             float x;
-            const v16 one = load(t, value, dim, 1);
+            const v16 one = load_stored((kind)w->m->stored, value, dim, 1);
             memcpy(&x, &one, 4);
             if (x - x == 0) continue;
             for (int64_t lane = 0; lane < tile.lanes; lane++) {
@@ -51,7 +51,7 @@ static INLINE void add_bad(const kind t, const attend_work *w, desk *d, tile_of 
     }
 }
 
-static INLINE void attend_tile(const kind t, attend_work *w, desk *d, tile_of tile, const char *packed, const uint8_t *is_bad) {
+static INLINE void attend_tile(const kind t, attend_work *w, desk *d, tile_of tile, char *packed, const uint8_t *is_bad) {
     const int64_t start = w->plan->contexts[tile.s] - w->plan->lengths[tile.s];
     const int64_t from = seen_from(w, start + tile.lane / w->size.group), first = from / PART, packed_from = first_part(w, tile.s);
     const int64_t seen = start + 1 + (tile.lane + tile.lanes - 1) / w->size.group, panels = tile.lanes > LANES ? 2 : 1;
@@ -68,13 +68,13 @@ static INLINE void attend_tile(const kind t, attend_work *w, desk *d, tile_of ti
     finish_tile(t, w, tile, d->sum);
 }
 
-static INLINE void pack_unit(const kind t, attend_work *w, int64_t s, int64_t head, int64_t part, int64_t at) {
+static INLINE void pack_unit(const kind t, attend_work *w, desk *d, int64_t s, int64_t head, int64_t part, int64_t at) {
     const int64_t context = w->plan->contexts[s], start = context - w->plan->lengths[s];
     const part_of p = make_part(table_of(w, s), head, first_part(w, s) + part, seen_from(w, start), context);
     char *packed = w->packed + at * w->size.part_bytes;
-    /* Without a window every row sees what is before the chunk. */
-    if (p.first + p.count <= start + 1 && seen_from(w, context - 1) <= p.first) w->is_bad[at] = (uint8_t)pack_part(t, 0, w, &p, packed);
-    else w->is_bad[at] = (uint8_t)pack_part(t, 1, w, &p, packed);
+    /* Without a window every row sees what is before the chunk; quantized values are finite. */
+    if (w->m->scales || (p.first + p.count <= start + 1 && seen_from(w, context - 1) <= p.first)) w->is_bad[at] = (uint8_t)pack_part(t, 0, w, &p, packed, d->part);
+    else w->is_bad[at] = (uint8_t)pack_part(t, 1, w, &p, packed, d->part);
     if (w->is_bad[at]) clear_bad(t, w, packed);
 }
 
@@ -84,7 +84,7 @@ static INLINE void attend_round(const kind t, attend_work *w, desk *d, place me,
     int64_t mine = atomic_fetch_add(&w->next[2], 1), seen = 0;
     for (int64_t u = unit; u < end; u++) {
         const int64_t s = w->num_decodes + u / heads, parts = parts_of(w, s);
-        for (; mine < seen + parts; mine = atomic_fetch_add(&w->next[2], 1)) pack_unit(t, w, s, u % heads, mine - seen, mine);
+        for (; mine < seen + parts; mine = atomic_fetch_add(&w->next[2], 1)) pack_unit(t, w, d, s, u % heads, mine - seen, mine);
         seen += parts;
     }
     wait_for_all(me);

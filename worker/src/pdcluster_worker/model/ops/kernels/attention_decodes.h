@@ -62,10 +62,35 @@ static INLINE part_of part_at(const attend_work *w, item i) {
 
 static INLINE char *record_of(const attend_work *w, item i) { return w->records + i.record * w->size.state_bytes; }
 
-/* RUN keys from `at` on, or their values, `depth` bytes apart: where they lie, or copied with zeros for those that are not seen. */
-static INLINE const char *run_at(const kind t, const attend_work *w, const part_of *p, int64_t at, int64_t offset, char *copy) {
+/* Are RUN keys from `at` on all read, and in one block? */
+static INLINE int is_one_piece(const attend_work *w, const part_of *p, int64_t at) {
+    return w->m->block_size % RUN == 0 && at >= p->skip && at + RUN <= p->count;
+}
+
+/* Expand dims [first, end) of RUN keys from `at` on, or of their values; zeros for those that are not read. */
+static __attribute__((noinline)) void expand_run(kind t, const attend_work *w, const part_of *p, int64_t at, int64_t offset, int64_t first, int64_t end, char *copy) {
+    const int64_t depth = w->size.depth, bytes = bytes_of(t);
+    const int is_whole = is_one_piece(w, p, at);
+    const int64_t count = is_whole ? RUN : 1;
+    for (int64_t i = 0; i < RUN; i += count) {
+        char *to = copy + i * depth;
+        if (!is_whole && (at + i < p->skip || at + i >= p->count)) {
+            memset(to + first * bytes, 0, (end - first) * bytes);
+            continue;
+        }
+        expand_rows(t, w->m, key_at(w, p, at + i) + offset, count, first, end, to, depth);
+    }
+}
+
+/* RUN keys from `at` on (offset 0), or their values, `depth` bytes apart: where they lie, or copied with zeros for those that are not read.
+ * [first, end): the dims that are wanted. */
+static INLINE const char *run_at(const kind t, const attend_work *w, const part_of *p, int64_t at, int64_t offset, int64_t first, int64_t end, char *copy) {
     const int64_t bytes = w->m->dim * bytes_of(t), depth = w->size.depth;
-    if (depth == bytes && w->m->block_size % RUN == 0 && at >= p->skip && at + RUN <= p->count) return key_at(w, p, at) + offset;
+    if (w->m->stored != (int64_t)t) {
+        expand_run(t, w, p, at, offset, first, end, copy);
+        return copy;
+    }
+    if (depth == bytes && is_one_piece(w, p, at)) return key_at(w, p, at) + offset;
     memset(copy, 0, RUN * depth);
     for (int64_t i = 0; i < RUN; i++)
         if (at + i >= p->skip && at + i < p->count) memcpy(copy + i * depth, key_at(w, p, at + i) + offset, bytes);
@@ -86,12 +111,25 @@ static INLINE void pack_tile_queries(const kind t, const attend_work *w, query_t
     else pack_four(rows, bytes, w->size.depth, queries);
 }
 
+/* Ask for two runs of rows that are expanded later. */
+static INLINE void ask_for_run(const attend_work *w, const char *const *later) {
+    const int64_t bytes = RUN * w->m->dim * bytes_of((kind)w->m->stored);
+    for (int64_t line = 0; line < bytes; line += 64) {
+        __builtin_prefetch(later[0] + line);
+        __builtin_prefetch(later[1] + line, 0, 2);
+    }
+}
+
 /* Scores of a part in quads [fours][PART / FOUR][16]. */
 static INLINE void score_part(const kind t, const attend_work *w, desk *d, const part_of *p, int64_t from, int64_t end, int64_t fours) {
     const scratch own = scratch_of(w, d);
-    const int64_t values = w->m->block_size * w->m->dim * bytes_of(t); /* from a key on */
     for (int64_t at = from; at < end; at += RUN) {
-        const char *keys = run_at(t, w, p, at, 0, own.copies);
+        const char *later[] = {seen_at(w, p, at + RUN), seen_at(w, p, at) + w->m->half_bytes};
+        if (w->m->stored != (int64_t)t) {
+            ask_for_run(w, later);
+            later[0] = later[1] = own.copies;
+        }
+        const char *keys = run_at(t, w, p, at, 0, 0, w->size.wide, own.copies);
         float *quads = d->scores + at * FOUR;
 #if defined(__AMX_BF16__)
         if (IN_TILES(t)) {
@@ -104,7 +142,6 @@ static INLINE void score_part(const kind t, const attend_work *w, desk *d, const
             continue;
         }
 #endif
-        const char *later[] = {seen_at(w, p, at + RUN), seen_at(w, p, at) + values};
         score_run(t, keys, w->size.depth, d->queries, later, quads);
     }
 }
@@ -112,17 +149,27 @@ static INLINE void score_part(const kind t, const attend_work *w, desk *d, const
 static INLINE v16 swap_halves(v16 x) { return SHUFFLE(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7); }
 static INLINE v16 swap_quarters(v16 x) { return SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11); }
 
-/* The greatest score of each of four queries, in every quarter; scores of keys that are not seen become -inf. */
-static INLINE v16 greatest_of_four(float *quads, const part_of *p, int64_t from, int64_t end) {
+/* Scales of four keys, each for four queries. */
+static INLINE v16 spread(const float *scales) {
+    w4 x;
+    memcpy(&x, scales, 16);
+    return (v16)SHUFFLE(x, x, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+}
+
+/* The greatest score of each of four queries, in every quarter; scores of keys that are not seen become -inf.
+ * scales: of the keys, or NULL; the scores get them. */
+static INLINE v16 greatest_of_four(float *quads, const part_of *p, int64_t from, int64_t end, const float *scales) {
     const i16 number = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
     v16 top = all(-INFINITY);
     for (int64_t key = from; key < end; key += FOUR) {
+        const int is_edge = key < p->skip || key + FOUR > p->count;
         v16 score = load(F32, quads, key * FOUR, LANES);
-        if (key < p->skip || key + FOUR > p->count) {
+        if (scales) score *= spread(scales + key);
+        if (is_edge) {
             const i16 at = number + (int32_t)key;
             score = select16((at >= (int32_t)p->skip) & (at < (int32_t)p->count), score, all(-INFINITY));
-            store(F32, quads, key * FOUR, LANES, score);
         }
+        if (scales || is_edge) store(F32, quads, key * FOUR, LANES, score);
         top = greater(score, top);
     }
     top = greater(swap_halves(top), top);
@@ -140,14 +187,15 @@ static INLINE void put_quad(const kind t, char *to, v16 weight) {
     }
 }
 
-/* Softmax of four queries: their weights go to `weights`, which holds a key's in `key_bytes`. */
-static INLINE void softmax_of_four(const kind t, const attend_work *w, float *quads, const part_of *p, int64_t from, int64_t end, char *weights, decode_state state) {
-    const v16 factor = all(w->m->scaling * 1.44269504f), greatest_score = greatest_of_four(quads, p, from, end);
+/* Softmax of four queries: their weights go to `weights`, which holds a key's in `key_bytes`. scales: of the part, or NULL. */
+static INLINE void softmax_of_four(const kind t, const attend_work *w, float *quads, const part_of *p, int64_t from, int64_t end, char *weights, decode_state state, const float *scales) {
+    const v16 factor = all(w->m->scaling * 1.44269504f), greatest_score = greatest_of_four(quads, p, from, end, scales);
     const v16 top = greatest_score * factor, less = select16(top == all(-INFINITY), all(0), -top);
     v16 total = {0};
     for (int64_t key = from; key < end; key += FOUR) {
-        const v16 weight = exp2_of(t, fused(load(F32, quads, key * FOUR, LANES), factor, less));
+        v16 weight = exp2_of(t, fused(load(F32, quads, key * FOUR, LANES), factor, less));
         total += weight;
+        if (scales) weight = with_scale(weight, spread(scales + PART + key));
         put_quad(t, weights + key * (PAIRED(t) ? 8 : 16), weight);
     }
     total = total + swap_halves(total);
@@ -173,13 +221,14 @@ static INLINE void turn_weights(const char *pairs, char *rows) {
 /* Values of a part, `halves` times 32 dims from byte `dims` of a row on, into `out`. */
 static INLINE void value_tiles(const int halves, const attend_work *w, desk *d, const part_of *p, int64_t from, int64_t end, int64_t dims, float *out) {
     const scratch own = scratch_of(w, d);
-    const int64_t depth = w->size.depth, offset = w->m->block_size * w->m->dim * 2;
+    const int64_t depth = w->size.depth, offset = w->m->half_bytes, dim = dims / 2, last = dim + halves * 32;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (int64_t at = from; at < end; at += 2 * RUN) {
-        const char *first = run_at(BF16, w, p, at, offset, own.copies), *second = run_at(BF16, w, p, at + RUN, offset, own.copies + RUN * depth);
+        const char *first = run_at(BF16, w, p, at, offset, dim, last, own.copies);
+        const char *second = run_at(BF16, w, p, at + RUN, offset, dim, last, own.copies + RUN * depth);
         weave(halves, first + dims, second + dims, depth, own.woven);
         add_tiles(halves, own.woven, d->weights + at / 32 * TILE);
     }
@@ -195,10 +244,9 @@ static INLINE void value_tiles(const int halves, const attend_work *w, desk *d, 
 /* Values of a part by vectors, `vectors` of dims from `dim` on. */
 static INLINE void value_vectors(const kind t, const int queries, const int vectors, const attend_work *w, desk *d, const part_of *p, int64_t from, int64_t end, int64_t dim, float *out) {
     const scratch own = scratch_of(w, d);
-    const int64_t offset = w->m->block_size * w->m->dim * bytes_of(t);
     v16 sums[4][4] = {{{0}}};
     for (int64_t at = from; at < end; at += RUN) {
-        const char *values = run_at(t, w, p, at, offset, own.copies) + dim * bytes_of(t);
+        const char *values = run_at(t, w, p, at, w->m->half_bytes, dim, dim + vectors * LANES, own.copies) + dim * bytes_of(t);
         add_run(t, queries, vectors, values, w->size.depth, d->weights + at * (PAIRED(t) ? 8 : 16), sums);
     }
     for (int q = 0; q < queries; q++)
@@ -232,6 +280,7 @@ static INLINE void value_tile(const kind t, const attend_work *w, desk *d, const
 
 /* What one tile gathers of one part. */
 static INLINE void decode_tile(const kind t, const attend_work *w, desk *d, const part_of *p, query_tile tile, decode_state state) {
+    const float *scales = scales_of(w, d->part);
     /* Steps of 32 keys as in multiply.h; keys that are not seen weigh nothing. */
     const int64_t from = p->skip / 32 * 32, end = round_up(p->count, 32), fours = (tile.count + FOUR - 1) / FOUR;
     pack_tile_queries(t, w, tile, d->queries);
@@ -242,7 +291,7 @@ static INLINE void decode_tile(const kind t, const attend_work *w, desk *d, cons
     char *pairs = d->weights + PART / 32 * TILE;
     for (int64_t f = 0; f < fours; f++) {
         const decode_state of = {state.top + f * FOUR, state.total + f * FOUR, NULL};
-        softmax_of_four(t, w, d->scores + f * PART * FOUR, p, from, end, IN_TILES(t) ? pairs : d->weights, of);
+        softmax_of_four(t, w, d->scores + f * PART * FOUR, p, from, end, IN_TILES(t) ? pairs : d->weights, of, scales);
 #if defined(__AMX_BF16__)
         for (int64_t at = from; IN_TILES(t) && at < end; at += 32) turn_weights(pairs + at * 8, d->weights + at / 32 * TILE + f * 256);
 #endif
@@ -281,6 +330,7 @@ static INLINE void merge_decode(const sizes_of *z, decode_state into, decode_sta
 static INLINE void decode_part(const kind t, attend_work *w, desk *d, item i) {
     const part_of p = part_at(w, i);
     const int is_only = parts_of(w, i.s) == 1;
+    if (w->m->scales) copy_scales(w, &p, scales_of(w, d->part));
     for (int64_t index = 0; index < query_tiles(w); index++) {
         const query_tile tile = query_tile_at(w, i, index);
         const decode_state state = decode_state_at(is_only ? (char *)d->now.top : record_of(w, i) + index * w->size.state_bytes);

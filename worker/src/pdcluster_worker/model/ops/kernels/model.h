@@ -4,11 +4,12 @@
 
 #include "vectors.h"
 
-/* cache: [blocks, kv_heads, layers, 2, block_size, dim], keys before values, contiguous from the layers on.
- * block_bytes, head_bytes: from one block or head to the next, which are further apart where a rank has only some of them. */
+/* cache: [blocks, kv_heads, layers, 2, block_size, dim] of the kind `stored`, keys before values, in one piece from the layers on.
+ * block_bytes, head_bytes: from one block or head to the next, which are further apart where a rank has only some of them.
+ * half_bytes: from keys to values. scales: from keys or values to their scales [block_size], float32; 0 = rows are not quantized. */
 typedef struct {
     char *cache;
-    int64_t t, heads, kv_heads, dim, block_size, block_bytes, head_bytes;
+    int64_t t, stored, heads, kv_heads, dim, block_size, block_bytes, head_bytes, half_bytes, scales;
     float scaling;
 } model_of;
 
@@ -31,9 +32,9 @@ typedef struct {
     int64_t rounds_first;
 } norm_of;
 
-/* Keys of one block, head and layer: block_size rows; its values follow. */
+/* Keys of one block, head and layer: block_size rows; its values are half_bytes on. */
 static INLINE char *unit(const model_of *m, int64_t block, int64_t head, int64_t layer) {
-    return m->cache + block * m->block_bytes + head * m->head_bytes + layer * 2 * m->block_size * m->dim * bytes_of((kind)m->t);
+    return m->cache + block * m->block_bytes + head * m->head_bytes + layer * 2 * m->half_bytes;
 }
 
 #endif

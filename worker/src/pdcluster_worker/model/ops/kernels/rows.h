@@ -2,7 +2,7 @@
 #ifndef ROWS_H
 #define ROWS_H
 
-#include "model.h"
+#include "stored.h"
 #include "threads.h"
 #include "vectors.h"
 
@@ -136,9 +136,9 @@ static INLINE void rope_rows(const kind t, rope_work *w) {
         if (slot < 0) continue;
         const char *key = heads + m->heads * head_bytes, *value = key + m->kv_heads * head_bytes;
         for (int64_t h = 0; h < m->kv_heads; h++) {
-            char *to = unit(m, slot / m->block_size, h, w->layer) + slot % m->block_size * head_bytes;
-            memcpy(to, key + h * head_bytes, head_bytes);
-            memcpy(to + m->block_size * head_bytes, value + h * head_bytes, head_bytes);
+            char *keys = unit(m, slot / m->block_size, h, w->layer);
+            store_row(t, m, key + h * head_bytes, keys, slot % m->block_size);
+            store_row(t, m, value + h * head_bytes, keys + m->half_bytes, slot % m->block_size);
         }
     }
 }

@@ -21,10 +21,10 @@ typedef int32_t i16 __attribute__((vector_size(64)));
 typedef uint32_t w16 __attribute__((vector_size(64)));
 typedef uint16_t h16 __attribute__((vector_size(32)));
 
-/* The elements of a tensor: bfloat16 or float32. */
-typedef enum { BF16 = 0, F32 = 1 } kind;
+/* The elements of a tensor: bfloat16 or float32; of stored keys and values also integers, and e4m3 (without inf). */
+typedef enum { BF16 = 0, F32 = 1, INT8 = 2, FP8 = 3 } kind;
 
-static INLINE int64_t bytes_of(const kind t) { return t == F32 ? 4 : 2; }
+static INLINE int64_t bytes_of(const kind t) { return t == F32 ? 4 : t == BF16 ? 2 : 1; }
 
 static INLINE int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
 

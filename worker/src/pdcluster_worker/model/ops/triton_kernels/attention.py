@@ -1,10 +1,13 @@
 """Attention over the paged KV cache: split-K decodes, and prefill chunks with their context.
 
 Splits depend only on a sequence's own context.  `window`: keys that a row sees; 0 = all before it.
+`cache`: of bytes where keys and values are quantized, int8 or (uint8) e4m3, with scales.
 """
 
 import triton
 import triton.language as tl
+
+from pdcluster_worker.model.ops.triton_kernels import stored
 
 # arrays of a step lie anywhere in one buffer; without this each alignment would compile a kernel
 # while serving
@@ -82,28 +85,27 @@ def _tile(
     """
     dims = tl.arange(0, query.shape[1])
     places = start + tl.arange(0, key_block)
-    exists = places < last
-    mask = (dims < head_dim)[None, :]
+    exists, offset = places < last, places % block_size
+    mask = (dims < head_dim)[None, :] & exists[:, None]
     if is_whole:
-        block = tl.load(table + places // block_size).to(tl.int64)
+        block = tl.load(table + places // block_size)
     else:
-        block = tl.load(table + places // block_size, mask=exists, other=0).to(tl.int64)
-        mask = mask & exists[:, None]
-    offsets = block * block_stride + (places % block_size) * head_dim
-    pointers = keys + offsets[:, None] + dims[None, :]
-    if is_whole and head_dim == query.shape[1]:
-        key = tl.load(pointers)
-        value = tl.load(pointers + block_size * head_dim)
-    else:
-        key = tl.load(pointers, mask=mask, other=0.0)
-        value = tl.load(pointers + block_size * head_dim, mask=mask, other=0.0)
+        block = tl.load(table + places // block_size, mask=exists, other=0)
+    block = block.to(tl.int64) * block_stride
+    half = stored.half_size(keys, block_size, head_dim)
+    is_quantized: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth == 8
+    is_masked: tl.constexpr = not is_whole or head_dim != query.shape[1]
+    pointers = keys + (block + offset * head_dim)[:, None] + dims[None, :]
+    key, value = stored.load(pointers, mask, half, is_masked, query.dtype)
     scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+    if is_quantized:
+        scores *= stored.scales(keys, block, offset, exists, block_size, head_dim)[None, :]
     if not is_whole:
         seen = exists[None, :] & (places[None, :] <= limits[:, None])
         if window > 0:
             seen = seen & (places[None, :] > limits[:, None] - window)
         scores = tl.where(seen, scores, float("-inf"))
-        if not is_one_row:
+        if not is_one_row and not is_quantized:  # quantized values are finite
             value, sums = _spread_non_finite(value, sums, seen)
     now_best = tl.maximum(best, tl.max(scores, axis=1))
     # A row whose window has not begun has no best score.
@@ -112,6 +114,9 @@ def _tile(
     shrink = tl.exp2(best - base)
     total = total * shrink + tl.sum(weights, axis=1)
     sums *= shrink[:, None]
+    if is_quantized:  # a weight of 0 takes nothing, also where the scale is NaN
+        by = stored.scales(keys + half, block, offset, exists, block_size, head_dim)
+        weights = tl.where(weights == 0.0, 0.0, weights * by[None, :])
     sums = tl.dot(weights.to(value.dtype), value, sums, input_precision="ieee")
     return now_best, total, sums
 
@@ -136,7 +141,7 @@ def _attend(
     """Softmax attention over keys [first, last), in base 2.
 
     query:  [rows, dim_block].  limits: [rows], the last key that each row sees.
-    keys:   of block 0 of the layer and head; values follow block_size * head_dim later.
+    keys:   of block 0 of the layer and head; values follow.
     seen_to: every row sees keys [first, seen_to).
     Returns sums [rows, dim_block] and log2 of the total weights [rows], float32.
     """

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from pdcluster_worker.model.ops.triton_kernels import stored
+
 
 @triton.jit
 def _normed(
@@ -131,6 +133,50 @@ def _rotate(left: tl.tensor, right: tl.tensor, cosine: tl.tensor, sine: tl.tenso
     return new_left, (kept.to(tl.float32) + turned.to(tl.float32)).to(dtype)
 
 
+@triton.jit
+def _sizes(x: tl.tensor) -> tl.tensor:
+    """Bits of |x|, which are in the order of the sizes, inf and NaN above all."""
+    return x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _code(x: tl.tensor, factor: tl.tensor, is_fp8: tl.constexpr) -> tl.tensor:
+    """x * factor as bits of a byte, rounded to the nearest, ties to even; see `stored_kv.quantize`.
+
+    factor: 0 = the byte is 0.
+    """
+    top: tl.constexpr = 448.0 if is_fp8 else 127.0
+    whole: tl.constexpr = 12582912.0  # a sum with it is rounded to a whole number
+    scaled = tl.where(factor > 0.0, x.to(tl.float32), 0.0) * factor
+    scaled = tl.minimum(tl.maximum(scaled, -top), top)
+    if not is_fp8:
+        return ((scaled + whole) - whole).to(tl.int32)
+    size = _sizes(scaled)
+    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
+    small = (tl.abs(scaled) * 512.0 + whole).to(tl.int32, bitcast=True) - 0x4B400000
+    negative = (scaled.to(tl.int32, bitcast=True) >> 24) & 0x80
+    return tl.where(tl.abs(scaled) < 0.015625, small, normal) | negative
+
+
+@triton.jit
+def _quantized(parts: tl.tuple, is_fp8: tl.constexpr) -> tl.tuple:
+    """The parts of a head as bytes, and their scale."""
+    top: tl.constexpr = 448.0 if is_fp8 else 127.0
+    most = tl.maximum(tl.max(_sizes(parts[0]), axis=0), tl.max(_sizes(parts[1]), axis=0))
+    greatest = tl.maximum(most, tl.max(_sizes(parts[2]), axis=0))
+    is_finite = greatest < 0x7F800000
+    is_large = is_finite & (greatest >= 0x03800000)  # 2**-120
+    size = tl.minimum(tl.where(is_large, greatest, 0x3F800000).to(tl.float32, bitcast=True), 3e38)
+    factor = tl.where(is_large, tl.div_rn(top, size), 0.0)
+    scale = tl.where(is_large, size * (1.0 / top), 0.0)
+    codes = (
+        _code(parts[0], factor, is_fp8),
+        _code(parts[1], factor, is_fp8),
+        _code(parts[2], factor, is_fp8),
+    )
+    return codes, tl.where(is_finite, scale, float("nan"))
+
+
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def rope_store(
     qkv: tl.tensor,
@@ -179,5 +225,14 @@ def rope_store(
     if head >= num_heads and slot >= 0:
         kv_head = (head - num_heads) % num_kv_heads
         place = (slot // block_size) * block_stride + kv_head * head_stride + layer_offset
-        place += is_value.to(tl.int64) * (block_size * head_dim) + (slot % block_size) * head_dim
-        _store(cache + place, (left, right, tail), pairs, rest, half=half, head_dim=head_dim)
+        place += is_value.to(tl.int64) * stored.half_size(cache, block_size, head_dim)
+        if cache.dtype.element_ty.primitive_bitwidth == 8:
+            parts, scale = _quantized((left, right, tail), cache.dtype.element_ty == tl.uint8)
+            scales = (cache + place).to(tl.pointer_type(tl.float32))
+            tl.store(
+                scales + stored.scales_at(block_size, head_dim) // 4 + slot % block_size, scale
+            )
+        else:
+            parts = (left, right, tail)
+        place += (slot % block_size) * head_dim
+        _store(cache + place, parts, pairs, rest, half=half, head_dim=head_dim)
