@@ -1,5 +1,5 @@
-"""Images of chats at real vLLM servers with tiny models: answers are those of vLLM's own chat
-endpoint, whatever path they take, and images are never mixed up.
+"""Images of all three APIs at real vLLM servers with tiny models: answers are those of vLLM's own
+chat endpoint, whatever path they take, and images are never mixed up.
 
 They take minutes, so they run where PDCLUSTER_TEST_VLLM is set.
 """
@@ -98,6 +98,13 @@ def ask(worker: WorkerProcess, request: Json, prefill: str = "auto", /, **route:
     return {**reply.json(), **headers}
 
 
+def post(worker: WorkerProcess, api: str, request: Json) -> Json:
+    reply = worker.client.http.post(f"/v1/{api}", json=request)
+    assert reply.status_code == httpx.codes.OK, reply.text
+    answer: Json = reply.json()
+    return answer
+
+
 def streamed(worker: WorkerProcess, request: Json, prefill: str, /, **route: Any) -> Iterator[str]:
     fields = {"stream": True, "pdcluster": {"prefill": prefill, "route": route}}
     url = "/v1/chat/completions"
@@ -138,6 +145,41 @@ def test_a_mixed_worker_answers_as_vllm_does(mixed, images):
     assert len(tokens(ours)) == 12
     assert ours["choices"][0]["message"]["content"] == theirs["choices"][0]["message"]["content"]
     assert ours["usage"]["prompt_tokens"] == theirs["usage"]["prompt_tokens"]
+
+
+def test_images_of_messages_and_responses_are_answered_as_those_of_a_chat(mixed):
+    before, after = (part["text"] for part in chat(RED)["messages"][0]["content"][::2])
+    given = {"model": MODEL, "temperature": 0}
+    held = {"type": "base64", "media_type": "image/png", "data": RED.partition(",")[2]}
+    blocks = [
+        {"type": "text", "text": before},
+        {"type": "image", "source": held},
+        {"type": "text", "text": after},
+    ]
+    parts = [
+        {"type": "input_text", "text": before},
+        {"type": "input_image", "image_url": RED},
+        {"type": "input_text", "text": after},
+    ]
+    user: Json = {"role": "user"}
+
+    whole = ask(mixed, chat(RED, ignore_eos=False))
+    message = post(
+        mixed, "messages", {**given, "max_tokens": 12, "messages": [{**user, "content": blocks}]}
+    )
+    response = post(
+        mixed,
+        "responses",
+        {**given, "max_output_tokens": 12, "input": [{**user, "content": parts}]},
+    )
+
+    text = whole["choices"][0]["message"]["content"]
+    assert [block["text"] for block in message["content"]] == [text]
+    assert [part["text"] for part in response["output"][0]["content"]] == [text]
+    count = whole["usage"]["prompt_tokens"]
+    used = message["usage"]
+    assert used["input_tokens"] + used["cache_read_input_tokens"] == count
+    assert response["usage"]["input_tokens"] == count
 
 
 def test_a_prompt_s_scores_come_with_an_image(mixed):
@@ -219,7 +261,7 @@ def test_a_stream_with_images_moves_on_a_drain(fleet):
     ("image", "message"),
     [
         ("http://127.0.0.1:9/x.png", "no address is fetched here"),
-        ("data:image/png;base64,!!!!", "is not base64 after the comma"),
+        ("data:image/png;base64,!!!!", "the image is not base64"),
         (f"data:image/png;base64,{base64.b64encode(b'text').decode()}", "Failed to load image"),
     ],
 )

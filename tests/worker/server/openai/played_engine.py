@@ -17,7 +17,7 @@ class PlayedEngine:
 
     form: that its parsers ask for.  delay: seconds of a derender.  error: of each derender.
     longest: prompt in characters.  place: tokens in the place of an image.  features: those that it
-    says in place of what it sees.
+    says in place of what it sees.  refuses_images: in its words.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -27,6 +27,7 @@ class PlayedEngine:
         self.features: Any = None
         self.place = [IMAGE] * 3
         self.delay, self.longest = 0.0, 4000
+        self.refuses_images = ""
         self.error: RequestError | None = None
         self.num_open = self.most_open = 0
 
@@ -42,8 +43,10 @@ class PlayedEngine:
             return json.dumps({"prompt": self.tokenizer.decode(fields["tokens"])}).encode()
         if path == "/v1/completions/render":
             return json.dumps([self._rendered(text) for text in fields["prompt"]]).encode()
-        contents = [message["content"] for message in fields["messages"]]
+        contents = [message.get("content") or "" for message in fields["messages"]]
         if any(isinstance(content, list) for content in contents):
+            if self.refuses_images:
+                raise RequestError(f"the engine refuses the request: {self.refuses_images}")
             return json.dumps(self._seen(contents)).encode()
         text = "".join(contents)
         if text == "refuse":

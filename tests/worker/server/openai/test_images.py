@@ -1,10 +1,12 @@
-"""Images of a chat through an engine's own front end, over a played one."""
+"""Images of chats, messages and responses through an engine's own front end, over a played one."""
 
 import base64
 from collections.abc import AsyncIterator
 from hashlib import sha256
 from typing import Any
 
+import anthropic
+import httpx2
 import openai
 import pytest
 
@@ -28,6 +30,16 @@ def engine(rig: Rig) -> PlayedEngine:
 @pytest.fixture
 async def client(rig: Rig, engine: PlayedEngine) -> AsyncIterator[openai.AsyncOpenAI]:
     async with rig.openai(front_end=EngineFrontEnd(engine.ask)) as client:
+        yield client
+
+
+@pytest.fixture
+async def messages(rig: Rig, engine: PlayedEngine) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    app = rig.make_app(front_end=EngineFrontEnd(engine.ask))
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), trust_env=False)
+    async with anthropic.AsyncAnthropic(
+        base_url="http://test", api_key="none", max_retries=0, http_client=http
+    ) as client:
         yield client
 
 
@@ -96,8 +108,8 @@ async def test_images_of_a_message_with_calls_are_sent_to_the_engine_once(
         (shown("data:text/plain;base64,aGk="), "send the image itself, as data:image/png;base64"),
         (shown("data:image/é;base64,aGk="), "send the image itself, as data:image/png;base64"),
         (shown("data:image/png,raw"), "send the image itself, as data:image/png;base64"),
-        (shown("data:image/png;base64,!!!!"), "is not base64 after the comma"),
-        (shown("data:image/png;base64,"), "has no data after the comma"),
+        (shown("data:image/png;base64,!!!!"), "the image is not base64"),
+        (shown("data:image/png;base64,"), "the image has no bytes"),
         (shown(7), r"image_url: must be \{\"url\": \"data:image/png;base64"),
         ({"type": "image_url", "image_url": RED}, r"must be \{\"url\""),
         ({"type": "image_url"}, r"must be \{\"url\""),
@@ -154,3 +166,165 @@ async def test_our_own_front_end_says_what_images_need(rig: Rig) -> None:
     async with rig.openai() as client:
         with pytest.raises(openai.BadRequestError, match=r"needs model\.frontend: engine"):
             await chat(client, shown(RED))
+
+
+def block(data_url: str = "", **source: Any) -> dict[str, Any]:
+    """Of Anthropic's API."""
+    held = {"type": "base64", "media_type": "image/png", "data": data_url.partition(",")[2]}
+    return {"type": "image", "source": source or held}
+
+
+def part(url: str, **fields: Any) -> dict[str, Any]:
+    """Of OpenAI's Responses API."""
+    return {"type": "input_image", "image_url": url, "detail": "auto", **fields}
+
+
+def text(content: str) -> dict[str, Any]:
+    return {"type": "text", "text": content}
+
+
+async def send(messages: anthropic.AsyncAnthropic, *blocks: Any, role: str = "user") -> Any:
+    asked: Any = [{"role": role, "content": list(blocks)}]
+    return await messages.messages.create(model="tiny", max_tokens=64, messages=asked)
+
+
+async def test_blocks_of_messages_go_to_the_engine_as_parts_of_a_chat(
+    rig: Rig, engine: PlayedEngine, messages: anthropic.AsyncAnthropic
+) -> None:
+    reply = await send(messages, text("Is"), block(RED), block(type="url", url=BLUE))
+
+    assert reply.content[0].text == "Red."
+    (render,) = engine.of("/render")
+    assert render["messages"] == [
+        {"role": "user", "content": [text("Is"), shown(RED), shown(BLUE)]},
+    ]
+    assert [image.url for image in rig.spec.images] == [RED, BLUE]
+    counted = await messages.messages.count_tokens(
+        model="tiny", messages=[{"role": "user", "content": [text("Is"), block(RED)]}]
+    )
+    assert counted.input_tokens == len(rig.tokenizer.encode(["Is"])[0]) + 3
+
+
+@pytest.mark.parametrize("is_error", [False, True])
+async def test_a_tool_may_answer_with_an_image(
+    engine: PlayedEngine, messages: anthropic.AsyncAnthropic, is_error: bool
+) -> None:
+    result = {"type": "tool_result", "tool_use_id": "c1", "is_error": is_error}
+    asked: Any = [
+        {"role": "user", "content": "Look"},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {}}],
+        },
+        {"role": "user", "content": [{**result, "content": [block(RED)]}, text("Well?")]},
+    ]
+    await messages.messages.create(model="tiny", max_tokens=64, messages=asked)
+
+    (render,) = engine.of("/render")
+    content = [text("Error: "), shown(RED)] if is_error else [shown(RED)]
+    assert render["messages"][2] == {"role": "tool", "tool_call_id": "c1", "content": content}
+    assert render["messages"][3]["content"] == "Well?"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ([block(type="url", url="https://example.com/a.png")],
+         r"content\[0\]\.source\.url: begins with .*no address is fetched here"),
+        ([block(type="file", file_id="f")], r"source: has type 'file': send the image itself"),
+        ([block(type="base64", media_type="text/plain", data="aGk=")],
+         r"source\.media_type: must be 'image/jpeg'"),
+        ([block(type="base64", media_type="image/png", data="!!!!")],
+         "messages: the image is not base64"),
+        ([block(type="base64", media_type="image/png")], r"source\.data: is required"),
+        ([{"type": "document"}], "has type 'document': blocks of type text, image, thinking"),
+        ([{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "document"}]}],
+         "has type 'document': give text, in blocks of type text, or images"),
+    ],
+)  # fmt: skip
+async def test_a_block_that_is_no_image_is_refused(
+    engine: PlayedEngine, messages: anthropic.AsyncAnthropic, blocks: Any, message: str
+) -> None:
+    with pytest.raises(anthropic.BadRequestError, match=message):
+        await send(messages, *blocks)
+
+    assert engine.calls == []
+
+
+async def test_images_of_the_assistant_are_refused_in_both_apis(
+    client: openai.AsyncOpenAI, messages: anthropic.AsyncAnthropic
+) -> None:
+    with pytest.raises(anthropic.BadRequestError, match="type image belongs to role user"):
+        await send(messages, block(RED), role="assistant")
+    items: Any = [{"role": "assistant", "content": [part(RED)]}]
+    with pytest.raises(openai.BadRequestError, match="input: a message of role assistant has an"):
+        await client.responses.create(model="tiny", input=items)
+
+
+async def test_input_images_of_responses_go_to_the_engine_as_parts_of_a_chat(
+    rig: Rig, engine: PlayedEngine, client: openai.AsyncOpenAI
+) -> None:
+    said = {"type": "input_text", "text": "Is"}
+    items: Any = [{"role": "user", "content": [said, part(RED)]}]
+    first = await client.responses.create(model="tiny", input=items)
+    listed = await client.responses.input_items.list(first.id)
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": [part(BLUE)]}
+    further: Any = [call, output]
+    await client.responses.create(model="tiny", input=further, previous_response_id=first.id)
+
+    assert first.output_text == "Red."
+    kept = listed.data[0].to_dict()["content"]
+    assert kept == [said, part(RED)]
+    render, second = engine.of("/render")
+    user = {"role": "user", "content": [text("Is"), shown(RED)]}
+    assert render["messages"] == [user]
+    assert second["messages"][0] == user
+    assert second["messages"][-1] == {
+        "role": "tool", "tool_call_id": "c1", "content": [shown(BLUE)],
+    }  # fmt: skip
+    assert [image.url for image in rig.spec.images] == [RED, BLUE]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (part("https://example.com/a.png"),
+         r"content\[0\]\.image_url: begins with .*no address is fetched here"),
+        ({"type": "input_image", "file_id": "f"}, r"content\[0\]\.image_url: is required"),
+        (part(RED, file_id="f"), "file_id: is not supported here: leave it out; send the image"),
+        (part("data:image/png;base64,!!!!"), "input: the image is not base64"),
+        ({"type": "input_file"}, "has type 'input_file': give text or images"),
+    ],
+)  # fmt: skip
+async def test_a_part_of_a_response_that_is_no_image_is_refused(
+    engine: PlayedEngine, client: openai.AsyncOpenAI, given: Any, message: str
+) -> None:
+    items: Any = [{"role": "user", "content": [given]}]
+    with pytest.raises(openai.BadRequestError, match=message):
+        await client.responses.create(model="tiny", input=items)
+
+    assert engine.calls == []
+
+
+async def test_a_model_of_text_refuses_images_by_name_in_every_api(
+    engine: PlayedEngine, client: openai.AsyncOpenAI, messages: anthropic.AsyncAnthropic
+) -> None:
+    engine.refuses_images = "tiny is not a multimodal model"
+    items: Any = [{"role": "user", "content": [part(RED)]}]
+
+    with pytest.raises(openai.BadRequestError, match=engine.refuses_images):
+        await chat(client, shown(RED))
+    with pytest.raises(openai.BadRequestError, match=engine.refuses_images):
+        await client.responses.create(model="tiny", input=items)
+    with pytest.raises(anthropic.BadRequestError, match=engine.refuses_images):
+        await send(messages, block(RED))
+
+
+async def test_our_own_front_end_says_what_images_of_other_apis_need(rig: Rig) -> None:
+    items: Any = [{"role": "user", "content": [part(RED)]}]
+    async with rig.openai() as client:
+        with pytest.raises(
+            openai.BadRequestError, match=r"input: .* needs model\.frontend: engine"
+        ):
+            await client.responses.create(model="tiny", input=items)

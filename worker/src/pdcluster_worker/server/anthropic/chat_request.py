@@ -7,6 +7,7 @@ from typing import Any
 
 from pdcluster_worker.errors import RequestError, field_error
 from pdcluster_worker.server.anthropic.schemas import (
+    ImageBlock,
     InputMessage,
     MessagesPrompt,
     MessagesRequest,
@@ -16,6 +17,7 @@ from pdcluster_worker.server.anthropic.schemas import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from pdcluster_worker.server.schemas.fields import image_part, text_part
 from pdcluster_worker.server.schemas.requests import (
     ChatRequest,
     Names,
@@ -127,8 +129,8 @@ def _assistant(message: InputMessage, path: str) -> dict[str, Any]:
                 arguments = json.dumps(block.input, ensure_ascii=False)
                 call = function_of(name=block.name, arguments=arguments)
                 calls.append({"id": _id(block.id), **call})
-            case ToolResultBlock():
-                raise _misplaced(path, place, "tool_result", "user")
+            case ToolResultBlock() | ImageBlock():
+                raise _misplaced(path, place, block.type, "user")
     made: dict[str, Any] = {
         "role": "assistant",
         "content": "".join(texts) or (None if calls else ""),
@@ -139,21 +141,36 @@ def _assistant(message: InputMessage, path: str) -> dict[str, Any]:
 
 
 def _user(message: InputMessage, path: str) -> Iterator[dict[str, Any]]:
-    texts = []
+    parts = []
     for place, block in enumerate(message.content):
         match block:
             case ToolResultBlock():
-                text = _text(block.content or "")
-                content = f"Error: {text}" if block.is_error else text
+                content = _result(block)
                 yield {"role": "tool", "tool_call_id": _id(block.tool_use_id), "content": content}
-            case TextBlock():
-                texts.append(block.text)
+            case TextBlock() | ImageBlock():
+                parts.append(_part(block))
             case ToolUseBlock():
                 raise _misplaced(path, place, "tool_use", "assistant")
             case _:
                 raise _misplaced(path, place, "thinking", "assistant")
-    if texts or not message.content:
-        yield {"role": message.role, "content": "\n".join(texts)}
+    if parts or not message.content:
+        yield {"role": message.role, "content": parts}
+
+
+def _result(block: ToolResultBlock) -> str | list[dict[str, Any]]:
+    content, error = block.content or "", "Error: " if block.is_error else ""
+    if isinstance(content, str):
+        return error + content
+    parts = [_part(part) for part in content]
+    if parts[0]["type"] == "text":
+        return [text_part(error + parts[0]["text"]), *parts[1:]]
+    return [text_part(error), *parts] if error else parts
+
+
+def _part(block: TextBlock | ImageBlock) -> dict[str, Any]:
+    if isinstance(block, ImageBlock):
+        return image_part(block.source.image_url)
+    return text_part(block.text)
 
 
 def _id(given: str) -> str:

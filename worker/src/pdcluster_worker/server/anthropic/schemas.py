@@ -10,6 +10,7 @@ from pdcluster_worker.server.schemas.fields import (
     MAX_MESSAGES,
     MAX_STOP_STRINGS,
     Body,
+    ImageUrl,
     Only,
     StopString,
     Text,
@@ -30,6 +31,47 @@ class TextBlock(Body):
 
     type: Literal["text"]
     text: Text
+
+
+class Base64Source(Body):
+    """An image's bytes."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: Text
+
+    @property
+    def image_url(self) -> str:
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlSource(Body):
+    """A URL that holds the image."""
+
+    type: Literal["url"]
+    url: ImageUrl
+
+    @property
+    def image_url(self) -> str:
+        return self.url
+
+
+_SOURCES = ("base64", "url")
+
+
+def _known_source(source: Any) -> Any:
+    return check_type(source, _SOURCES, "send the image itself, with a source of type base64")
+
+
+class ImageBlock(Body):
+    """An image, for models that take them."""
+
+    type: Literal["image"]
+    source: Annotated[
+        Annotated[Base64Source, Tag("<base64>")] | Annotated[UrlSource, Tag("<url>")],
+        Discriminator(lambda source: "<url>" if type_of(source) == "url" else "<base64>"),
+        BeforeValidator(_known_source),
+    ]
 
 
 class ThinkingBlock(Body):
@@ -57,21 +99,11 @@ class ToolUseBlock(Body):
 TextBlocks = Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS, fail_fast=True)]
 
 
-class ToolResultBlock(Body):
-    """Result of a call: a text, or blocks of text; an error is shown to the model as one."""
-
-    type: Literal["tool_result"]
-    tool_use_id: CallId
-    content: Text | TextBlocks | None = None
-    is_error: bool | None = None
+_SHOWN_KINDS = ("text", "image")
 
 
-_KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
-
-
-def _known(block: Any) -> Any:
-    fix = f"give text, in blocks of type {', '.join(_KINDS)}, or images to /v1/chat/completions"
-    return check_type(block, _KINDS, fix)
+def _known_shown(block: Any) -> Any:
+    return check_type(block, _SHOWN_KINDS, "give text, in blocks of type text, or images")
 
 
 def _kind(block: Any) -> str:
@@ -79,8 +111,33 @@ def _kind(block: Any) -> str:
     return f"<{kind}>" if isinstance(kind, str) else "<text>"
 
 
+ShownBlock = Annotated[
+    Annotated[TextBlock, Tag("<text>")] | Annotated[ImageBlock, Tag("<image>")],
+    Discriminator(_kind),
+    BeforeValidator(_known_shown),
+]
+ShownBlocks = Annotated[list[ShownBlock], Field(max_length=MAX_BLOCKS, fail_fast=True)]
+
+
+class ToolResultBlock(Body):
+    """Result of a call; an error is shown to the model as one."""
+
+    type: Literal["tool_result"]
+    tool_use_id: CallId
+    content: TextOr[ShownBlocks] | None = None
+    is_error: bool | None = None
+
+
+_KINDS = (*_SHOWN_KINDS, "thinking", "redacted_thinking", "tool_use", "tool_result")
+
+
+def _known(block: Any) -> Any:
+    return check_type(block, _KINDS, f"blocks of type {', '.join(_KINDS)} are served")
+
+
 ContentBlock = Annotated[
     Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ImageBlock, Tag("<image>")]
     | Annotated[ThinkingBlock, Tag("<thinking>")]
     | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")]
     | Annotated[ToolUseBlock, Tag("<tool_use>")]

@@ -64,9 +64,9 @@ def _checked_url(image: Any, path: str) -> str:
     try:
         decoded = binascii.a2b_base64(data, strict_mode=True)
     except ValueError as e:
-        raise field_error(f"{path}.url", f"is not base64 after the comma: {e}") from e
+        raise field_error(f"{path}.url", f"the image is not base64: {e}") from e
     if not decoded:
-        raise field_error(f"{path}.url", "has no data after the comma: send the image's bytes")
+        raise field_error(f"{path}.url", "the image has no bytes: send them as base64")
     return url
 
 

@@ -8,15 +8,17 @@ from pdcluster_worker.server.responses.schemas import (
     LOGPROBS,
     FunctionCallItem,
     FunctionCallOutputItem,
+    ImagePart,
     Item,
     MessageItem,
     NamedTool,
-    Part,
     ReasoningItem,
     RefusalPart,
     ResponsesRequest,
+    ShownPart,
     TextFormat,
 )
+from pdcluster_worker.server.schemas.fields import image_part, text_part
 from pdcluster_worker.server.schemas.requests import (
     ChatRequest,
     Names,
@@ -89,9 +91,9 @@ def _messages(instructions: str | None, items: Sequence[Item]) -> Iterator[dict[
             case ReasoningItem():
                 turn["reasoning_content"] = _text(item.content or item.summary or [])
             case MessageItem():
-                yield {"role": item.role, "content": _text(item.content)}
+                yield {"role": item.role, "content": _shown(item.content)}
             case FunctionCallOutputItem():
-                output = _text(item.output)
+                output = _shown(item.output)
                 yield {"role": "tool", "tool_call_id": item.call_id, "content": output}
     if turn:
         yield _whole(turn)
@@ -102,12 +104,30 @@ def _whole(turn: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", **turn, "content": content}
 
 
-def _text(content: str | list[Part]) -> str:
+def _shown(content: str | list[ShownPart]) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    return "\n".join(
-        part.refusal if isinstance(part, RefusalPart) else part.text for part in content
-    )
+    return [
+        image_part(part.image_url) if isinstance(part, ImagePart) else text_part(_text_of(part))
+        for part in content
+    ]
+
+
+def _text(content: str | Sequence[ShownPart]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(map(_text_of, content))
+
+
+def _text_of(part: ShownPart) -> str:
+    match part:
+        case ImagePart():
+            fix = "images belong to role user, and to outputs of calls"
+            raise field_error("input", f"a message of role assistant has an image: {fix}")
+        case RefusalPart():
+            return part.refusal
+        case _:
+            return part.text
 
 
 def _format(form: TextFormat) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pdcluster_worker.server.schemas.chat_fields import MAX_TOOLS, CallId, Reaso
 from pdcluster_worker.server.schemas.fields import (
     MAX_MESSAGES,
     Body,
+    ImageUrl,
     Only,
     StopList,
     Text,
@@ -46,9 +47,22 @@ class RefusalPart(Body):
     refusal: Text
 
 
+class ImagePart(Body):
+    """An image, for models that take them; detail is ignored."""
+
+    type: Literal["input_image"]
+    image_url: ImageUrl
+    detail: Text | None = None
+    file_id: Annotated[Any, Only(None, fix="send the image itself, as image_url")] = None
+
+
 def _known_part(part: Any) -> Any:
-    fix = "give text, in parts of type input_text, or images to /v1/chat/completions"
-    return check_type(part, _PARTS, fix)
+    return check_type(part, _PARTS, "give text, in parts of type input_text")
+
+
+def _known_shown_part(part: Any) -> Any:
+    known = (*_PARTS, "input_image")
+    return check_type(part, known, "give text or images, in parts of type input_text, input_image")
 
 
 def _known_item(item: Any) -> Any:
@@ -56,7 +70,8 @@ def _known_item(item: Any) -> Any:
 
 
 def _part_tag(part: Any) -> str:
-    return "<refusal>" if type_of(part) == "refusal" else "<text>"
+    kind = type_of(part)
+    return f"<{kind}>" if kind in ("refusal", "input_image") else "<text>"
 
 
 def _item_tag(item: Any) -> str:
@@ -70,6 +85,14 @@ Part = Annotated[
     BeforeValidator(_known_part),
 ]
 Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
+ShownPart = Annotated[
+    Annotated[TextPart, Tag("<text>")]
+    | Annotated[RefusalPart, Tag("<refusal>")]
+    | Annotated[ImagePart, Tag("<input_image>")],
+    Discriminator(_part_tag),
+    BeforeValidator(_known_shown_part),
+]
+ShownParts = Annotated[list[ShownPart], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 class MessageItem(Body):
@@ -77,7 +100,7 @@ class MessageItem(Body):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: TextOr[Parts]
+    content: TextOr[ShownParts]
     id: Text | None = None
 
 
@@ -96,7 +119,7 @@ class FunctionCallOutputItem(Body):
 
     type: Literal["function_call_output"]
     call_id: CallId
-    output: TextOr[Parts]
+    output: TextOr[ShownParts]
     id: Text | None = None
 
 

@@ -21,6 +21,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from pdcluster_schema.qos import Tier
 from pdcluster_schema.text import quoted
+from pdcluster_worker.messages.requests import IMAGE_URL
 from pdcluster_worker.routing.qos.load_shedding import PRIORITIES
 
 # Long lists stop at their first error (`fail_fast`): a million wrong items must not make as many.
@@ -79,6 +80,19 @@ TextOr = Annotated[
     Discriminator(lambda value: "<list>" if isinstance(value, list) else "<string>"),
 ]
 """A text, or a list in its place."""
+
+
+def _check_image_url(url: str) -> str:
+    if not url.startswith(IMAGE_URL):
+        raise no_value(
+            f"begins with {quoted(url[:32])}, and no address is fetched here: send the image "
+            "itself, as base64"
+        )
+    return url
+
+
+ImageUrl = Annotated[Text, AfterValidator(_check_image_url)]
+"""A URL that holds the image; its base64 is checked with the chat's."""
 
 
 def is_sendable(value: Any) -> bool:
@@ -174,6 +188,14 @@ PromptList = Annotated[
 ]
 
 
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def image_part(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
 def join_parts(value: Any) -> Any:
     """Join texts; parts of a list with images stay apart."""
     if not isinstance(value, list):
@@ -188,7 +210,7 @@ def _part(part: Any, index: int) -> dict[str, Any]:
         image = part.get("image_url")
         shown = {"url": image.get("url")} if isinstance(image, dict) else image
         return {"type": "image_url", "image_url": shown}
-    return {"type": "text", "text": _check_unicode(_part_text(part, index))}
+    return text_part(_check_unicode(_part_text(part, index)))
 
 
 def _part_text(part: Any, index: int) -> str:
