@@ -1,4 +1,6 @@
-"""Capacity and cost of the dashboard, by a real Prometheus over a few series of two PDClusters."""
+"""Queries of the dashboard by a real Prometheus: it takes all of them, and those of capacity and
+cost are evaluated over a few series of two PDClusters.
+"""
 
 import json
 from pathlib import Path
@@ -6,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.chart.helm_chart import CHART
-from tests.contract.prometheus_rules import check_values, needs_promtool, series
+from tests.contract.prometheus_rules import check_values, needs_promtool, promtool, series
 
 pytestmark = needs_promtool
 
@@ -27,15 +29,41 @@ PRICES = f'{PRICE}{{gpu="B200",pod="o-1"}} 5.0\n{PRICE}{{gpu="B300",pod="o-1"}} 
 COST = 8 * 5.0 + 16 * 6.5
 
 
+BOARD = json.loads((CHART / "monitoring" / "dashboard.json").read_text())
+VARIABLES = {
+    "$namespace": "models",
+    "$pdcluster": "chat",
+    "$__rate_interval": "5m",
+    "$__range": "1h",
+}
+
+
+def filled(expression: str) -> str:
+    """For the PDCluster `chat` of the namespace `models`."""
+    for name, value in VARIABLES.items():
+        expression = expression.replace(name, value)
+    return expression
+
+
 def expressions(title: str) -> list[str]:
-    """PromQL of a panel for the PDCluster `chat` of the namespace `models`."""
-    board = json.loads((CHART / "monitoring" / "dashboard.json").read_text())
-    (panel,) = [each for each in board["panels"] if each["title"] == title]
-    chosen = {"$namespace": "models", "$pdcluster": "chat", "$__rate_interval": "5m"}
-    found = [target["expr"] for target in panel["targets"]]
-    for name, value in chosen.items():
-        found = [expression.replace(name, value) for expression in found]
-    return found
+    """PromQL of a panel."""
+    (panel,) = [each for each in BOARD["panels"] if each["title"] == title]
+    return [filled(target["expr"]) for target in panel["targets"]]
+
+
+def test_prometheus_takes_every_query(tmp_path: Path) -> None:
+    """That each is about metrics that exist is in test_monitoring."""
+    panels = [each for one in BOARD["panels"] for each in (one, *one.get("panels", ()))]
+    queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    queries += [each["expr"] for each in BOARD["annotations"]["list"]]
+    rules = [{"record": f"query:{i}", "expr": filled(each)} for i, each in enumerate(queries)]
+    file = tmp_path / "queries.yaml"
+    file.write_text(json.dumps({"groups": [{"name": "queries", "rules": rules}]}))
+    found = promtool("check", "rules", "--lint=none", file)
+
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert f"{len(queries)} rules found" in found.stdout
+    assert len(queries) > 100
 
 
 @pytest.mark.parametrize(
