@@ -115,9 +115,9 @@ class FakeVllm:
 
 
 @asynccontextmanager
-async def fake_vllm() -> AsyncIterator[FakeVllm]:
+async def fake_vllm(port: int = 0) -> AsyncIterator[FakeVllm]:
     fake = FakeVllm()
-    server = await asyncio.start_server(_handler(fake), "127.0.0.1", 0)
+    server = await asyncio.start_server(_handler(fake), "127.0.0.1", port)
     fake.port = server.sockets[0].getsockname()[1]
     try:
         yield fake

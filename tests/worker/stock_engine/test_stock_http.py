@@ -101,6 +101,38 @@ async def test_a_connection_that_the_server_closed_meanwhile_is_made_again() -> 
     assert first.connection is not later.connection
 
 
+async def test_a_request_after_a_restart_of_the_server_is_sent_over_a_new_connection() -> None:
+    async with fake_vllm() as fake:
+        client = StockClient(fake.port)
+        (await whole(client, fake)).cut()
+    async with fake_vllm(fake.port) as restarted:
+        await whole(client, restarted)
+        client.close()
+
+
+async def test_a_request_to_a_server_that_has_ended_is_refused_and_not_cut() -> None:
+    async with fake_vllm() as fake:
+        client = StockClient(fake.port)
+        (await whole(client, fake)).cut()
+    with pytest.raises(HttpFailedError) as failed:
+        await client.post("/", b"{}")
+
+    assert failed.value.is_refused
+    assert not failed.value.is_cut
+
+
+async def test_a_request_that_is_cut_on_its_own_connection_is_not_sent_again() -> None:
+    async with fake_vllm() as fake:
+        client = StockClient(fake.port)
+        asking = asyncio.create_task(client.post("/", b"{}"))
+        (await asyncio.wait_for(fake.calls.get(), 10)).cut()
+        with pytest.raises(HttpFailedError) as failed:
+            await asyncio.wait_for(asking, 10)
+
+    assert failed.value.is_cut
+    assert fake.calls.empty()
+
+
 async def test_a_connection_without_a_request_for_long_is_not_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
