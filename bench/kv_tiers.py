@@ -1,6 +1,7 @@
 """TTFT of conversations that come back, with tiers below the pool and without, on the real engine.
 
     bench/kv_tiers.py [--users 8] [--turns 12] [--context 6000] [--rounds 3] [--threads 2]
+    bench/kv_tiers.py --handover [--url redis://127.0.0.1:6379]
 
 The engine runs in this process, with the real model and no server.  The users take
 turns, each with all of its conversation and more; the pool holds a quarter of the
@@ -8,6 +9,10 @@ conversations, so without a tier each turn is computed from its beginning.  Ever
 round runs all variants, and each ratio is within its round.  The last table is of
 prompts that never come back: what saving costs where nothing is read.  A file is
 read from the page cache where the machine has room for it.
+
+With --handover one engine computes a prompt and another, which has never seen it,
+answers it: TTFT of the second beside recompute, over a shared directory and, with
+--url, a Redis or Valkey server.
 """
 
 import argparse
@@ -16,6 +21,7 @@ import random
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -39,6 +45,9 @@ def main() -> int:
     options = parse()
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     bench = Bench(options)
+    if options.handover:
+        bench.handover()
+        return 0
     print(
         f"{options.users} users x {options.turns} turns, {options.context} tokens at the end, "
         f"pool of {bench.num_blocks} blocks, threads {options.threads}, {bench.dtype}",
@@ -67,6 +76,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=6000, help="tokens of the last turn")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--handover", action="store_true", help="from one engine to another")
+    parser.add_argument("--url", help="a server to hand over by, beside a directory")
     parser.add_argument("--folder", type=Path, help="on the disk to measure; default that of /tmp")
     return parser.parse_args()
 
@@ -160,16 +171,59 @@ class Bench:
 
         if name == "recompute":
             return NO_TIERS
-        size = SLACK * 4 * self.num_blocks * self.memory.block_bytes
-        config = (
-            KvTierConfig(type="host", size=size)
-            if name == "host"
-            else KvTierConfig(type="disk", size=size, path=folder)
+        block_bytes = self.memory.block_bytes
+        size = SLACK * 4 * self.num_blocks * block_bytes
+        host = KvTierConfig(type="host", size=size)
+        configs = {
+            "host": [host],
+            "disk": [KvTierConfig(type="disk", size=size, path=folder)],
+            "directory": [
+                host,
+                KvTierConfig(type="shared", size=max(size, 1024 * block_bytes), path=folder),
+            ],
+            "server": [host, KvTierConfig(type="shared", url=self._options.url)],
+        }
+        facts = BlockFacts(self.info.weights, self.info.geometry, f"bench {os.getpid()}")
+        reserve = partial(reserve_private, "tier")
+        return open_tiers(configs[name], self.memory, facts, reserve, lambda: None)
+
+    def handover(self) -> None:
+        """Each round has a prompt of its own, which each variant computes once."""
+        names = ["recompute", "directory", *(["server"] if self._options.url else [])]
+        ttfts: dict[str, list[float]] = {name: [] for name in names}
+        for number in range(self._options.rounds):
+            for name in (*names[number % len(names) :], *names[: number % len(names)]):
+                ttfts[name].append(self._hand_over(name, number))
+        print("| second engine's prefix | TTFT p50, ms | beside recompute |\n|---|---|---|")
+        for name in names:
+            ratios = [
+                mine / base for mine, base in zip(ttfts[name], ttfts["recompute"], strict=True)
+            ]
+            print(f"| {name} | {1e3 * median(ttfts[name]):.0f} | {spread(ratios)} |")
+
+    def _hand_over(self, name: str, number: int) -> float:
+        """TTFT of an engine that has another's blocks in the store alone."""
+        chosen = random.Random(f"{name} {number}")
+        warmup, prompt = (
+            [chosen.randrange(3, 40_000) for _ in range(length)]
+            for length in (300, self._options.context)
         )
-        facts = BlockFacts(self.info.weights, self.info.geometry, "bench")
-        return open_tiers(
-            [config], self.memory, facts, lambda size: reserve_private("tier", size), lambda: None
+        with tempfile.TemporaryDirectory(dir=self._options.folder) as folder:
+            tokens: list[list[int]] = []
+            for side in ("first", "second"):
+                tiers = self._tiers(name, folder)
+                core = self._core(tiers)
+                answer(core, f"{side} warm-up", warmup)  # its rates are measured
+                found, ttft, num_hits = answer(core, side, prompt)
+                tokens.append(found)
+                settle(core)
+                tiers.close()
+        print(
+            f"round {number} {name}: TTFT {1e3 * ttft:.0f} ms, {num_hits} of {len(prompt)} tokens "
+            f"read, answers {'equal' if tokens[0] == tokens[1] else 'differ'}",
+            flush=True,
         )
+        return ttft
 
     def _core(self, tiers: "KVTierIO") -> "EngineCore":
         from pdcluster_worker.engine.core import EngineCore
@@ -213,6 +267,19 @@ class Bench:
             answer(core, f"s{number}-{at}", [chosen.randrange(3, 40_000) for _ in range(length)])
         num_tokens: int = num_prompts * (length + ANSWER_TOKENS)
         return num_tokens / (time.perf_counter() - started)
+
+
+def settle(core: "EngineCore") -> None:
+    """Until what is new has been saved."""
+    until = time.perf_counter() + 5.0
+    saved = -1
+    while time.perf_counter() < until:
+        core.step()
+        time.sleep(0.05)
+        now = sum(tier.stats.saved_bytes for tier in core._tiers.tiers)
+        if now == saved and not core._tiers._moves and not core._tiers._saves:
+            return
+        saved = now
 
 
 def answer(core: "EngineCore", name: str, prompt: list[int]) -> tuple[list[int], float, int]:

@@ -9,6 +9,7 @@ Case = tuple[Change, Change]
 
 HOST: dict[str, Any] = {"type": "host", "size": "1Gi"}
 DISK: dict[str, Any] = {"type": "disk", "size": "2Gi", "path": "/kv"}
+SHARED: dict[str, Any] = {"type": "shared", "size": "2Gi", "path": "/mnt/kv"}
 
 
 def list_cases(place: str, base: Change) -> list[Case]:
@@ -24,6 +25,9 @@ def list_cases(place: str, base: Change) -> list[Case]:
         case([DISK], [{**DISK, "path": "kv"}]),
         case([HOST], [{**HOST, "size": "0"}]),
         case([HOST], [{**HOST, "path": "/kv"}]),
+        case([HOST, SHARED], [SHARED]),
+        case([HOST, DISK, SHARED], [HOST, SHARED, DISK]),
+        case([HOST, SHARED], [HOST, {"type": "shared", "size": "2Gi"}]),
     ]
 
 

@@ -26,6 +26,8 @@ class InvalidObject:
 
 _SAME = "where the fault is"
 
+HOST_TIER = {"type": "host", "size": 1}
+
 
 def wrong(
     path: str, value: object, message: str, *, fault_at: str = "", field: str | None = _SAME
@@ -886,19 +888,71 @@ BAD = [
     *(
         wrong("spec.engine", {"kvTiers": given}, message, fault_at=f"spec.engine.kvTiers{place}")
         for given, place, message in (
-            ([], "", "must be one host, one disk, or one host and then one disk; leave the list"),
-            ([{"type": "host"}], "[0].size", "is required; add it"),
+            ([], "", "must be host, disk and shared in this order, each once at most, and"),
+            (
+                [{"type": "shared", "size": 1, "path": "/kv"}],
+                "",
+                "must be host, disk and shared in",
+            ),
+            (
+                [{"type": "host"}],
+                "[0].size",
+                "is the limit of a tier that the workers keep, and not of a url; give it without a",
+            ),
+            (
+                [HOST_TIER, {"type": "shared", "url": "redis://kv", "size": 1}],
+                "[1].size",
+                "is the limit of a tier that the workers keep, and not of a url, not 1; give it",
+            ),
+            (
+                [HOST_TIER, {"type": "shared", "url": "redis://kv", "size": 1, "path": "/kv"}],
+                "[1].url",
+                "is for type: shared without a path, not redis://kv; leave url or path out",
+            ),
+            (
+                [{"type": "disk", "url": "redis://kv"}],
+                "[0].url",
+                "is for type: shared without a path, not redis://kv; leave url or path out",
+            ),
+            (
+                [HOST_TIER, {"type": "shared", "url": "redis://me:secret@kv"}],
+                "[1].url",
+                "'redis://...@kv' is no url of a Redis or Valkey server; write redis://HOST:PORT",
+            ),
+            (
+                [HOST_TIER, {"type": "shared", "url": "http://kv:6379"}],
+                "[1].url",
+                "'http://kv:6379' is no url of a Redis or Valkey server; write redis://HOST:PORT",
+            ),
+            (
+                [HOST_TIER, {"type": "shared", "size": 1, "path": "/kv", "passwordSecret": "kv"}],
+                "[1].passwordSecret",
+                "is for a url, not kv; give the url, or leave it out",
+            ),
             (
                 [{"type": "host", "size": "64GB"}],
                 "[0].size",
                 "'64GB' is not an amount of memory; write bytes, or a number with Ki, Mi, Gi or Ti",
             ),
-            ([{"type": "tape", "size": 1}], "[0].type", "must be 'host' or 'disk', not 'tape'"),
-            ([{"type": "disk", "size": 1}], "[0].path", "is for type: disk, which needs it; give"),
+            (
+                [{"type": "tape", "size": 1}],
+                "[0].type",
+                "must be 'host', 'disk' or 'shared', not 'tape'",
+            ),
+            (
+                [{"type": "disk", "size": 1}],
+                "[0].path",
+                "is for types disk and shared, which need it; give the folder of a disk or a",
+            ),
+            (
+                [{"type": "host", "size": 1}, {"type": "shared", "size": 1}],
+                "[1].path",
+                "is for types disk and shared, which need it; give the folder of a disk or a",
+            ),
             (
                 [{"type": "host", "size": 1, "path": "/kv"}],
                 "[0].path",
-                "is for type: disk, which needs it; give the folder of a local disk with that type",
+                "is for types disk and shared, which need it; give the folder of a disk or a",
             ),
         )
     ),
@@ -912,7 +966,7 @@ BAD = [
             "spec.engine.kvTiers",
             [{"type": "disk", "size": 1, "path": "/kv"}, {"type": "host", "size": 1}],
         ),
-        "spec.engine.kvTiers: must be one host, one disk, or one host and then one disk; leave",
+        "spec.engine.kvTiers: must be host, disk and shared in this order, each once at most",
         "spec.engine.kvTiers",
     ),
     wrong(

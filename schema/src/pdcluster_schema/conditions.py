@@ -2,11 +2,12 @@
 
 Ready = all is as declared, and follows from the role, discovery and ingress
 conditions below it; AcceleratorsInUse = workers compute on what their pools reserve,
-where a pool has an accelerator; Serving = requests are answered; DiscoveryInSync = the
-records in etcd are those of the pods, once etcd was asked; Disaggregating = long
-prompts are prefilled by prefill workers, where there are any; KVTransferVerified = KV was
-seen to move between their pools.  Reconciling and Stalled are there only while they are
-true, as kstatus wants them.
+where a pool has an accelerator; KVTiersAvailable = the tiers below the KV blocks of
+workers take and give blocks, where there are any; Serving = requests are answered;
+DiscoveryInSync = the records in etcd are those of the pods, once etcd was asked;
+Disaggregating = long prompts are prefilled by prefill workers, where there are any;
+KVTransferVerified = KV was seen to move between their pools.  Reconciling and Stalled are
+there only while they are true, as kstatus wants them.
 """
 
 from typing import Final
@@ -22,6 +23,7 @@ PICKER_READY: Final = "PickerReady"
 INGRESS_READY: Final = "IngressReady"
 DISCOVERY_IN_SYNC: Final = "DiscoveryInSync"
 ACCELERATORS_IN_USE: Final = "AcceleratorsInUse"
+KV_TIERS_AVAILABLE: Final = "KVTiersAvailable"
 DISAGGREGATING: Final = "Disaggregating"
 KV_TRANSFER_VERIFIED: Final = "KVTransferVerified"
 RECONCILING: Final = "Reconciling"
@@ -99,6 +101,9 @@ ORPHANS: Final = "PodsWithoutRecords"
 # What workers of a pool with accelerators compute on.
 ACCELERATORS_IDLE: Final = "AcceleratorsIdle"
 DEVICE_NOT_SAID: Final = "DeviceNotSaid"
+
+# Tiers below the KV blocks.
+KV_TIER_STOPPED: Final = "KVTierStopped"
 
 # How prefill and decode work together.
 OFFLOADING: Final = "Offloading"

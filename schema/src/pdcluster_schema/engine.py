@@ -225,8 +225,8 @@ class EngineSpec(SpecSection):
     num_blocks: Positive | None = None
     """KV blocks of one worker; by default as many as kvCacheMemory, or deviceMemoryShare, holds."""
     kv_tiers: KvTiers | None = None
-    """Memory below the KV blocks, for prefixes that leave them: host memory, a local disk, or both
-    in this order (docs/kv-blocks.md). By default there is none.
+    """Memory below the KV blocks, for prefixes that leave them: host memory, a local disk, and a
+    directory that workers share, in this order (docs/kv-blocks.md). By default there is none.
     """
     threads: Annotated[int, Field(ge=0, le=MAX_THREADS)] = 0
     """CPU threads of the model; 0 = from the CPU limit; under pdctl up a share of the machine and

@@ -7,16 +7,39 @@ from pydantic import AfterValidator, Field
 
 from pdcluster_schema.quantities import Quantity
 from pdcluster_schema.section import Cel, Crd, Many, Rule, SpecSection, rule
-from pdcluster_schema.values import Text
+from pdcluster_schema.values import ObjectName, Text
 
 HOST: Final = "host"
 DISK: Final = "disk"
+SHARED: Final = "shared"
 
 _PATH = "/[-A-Za-z0-9._/]+"
 _NO_FOLDER = "is no absolute path of a folder"
 _ABSOLUTE = "begin it with /, and use letters, digits, '-', '.', '_' and '/'"
-_ORDER = "must be one host, one disk, or one host and then one disk"
-_FIX = "leave the list or a tier out, or give host before disk"
+_ORDERS = ([HOST], [DISK], [HOST, DISK], [HOST, SHARED], [HOST, DISK, SHARED])
+_ORDER = "must be host, disk and shared in this order, each once at most, and shared after a host"
+_FIX = "leave the list or a tier out, or change their order"
+
+_URL = r"rediss?://([-A-Za-z0-9.]+|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?(/[0-9]{1,3})?"
+_NO_URL = "is no url of a Redis or Valkey server"
+_URL_FIX = (
+    "write redis://HOST:PORT, or rediss:// for TLS; a password is in the Secret of passwordSecret"
+)
+
+
+def _check_url(url: str) -> str:
+    if re.fullmatch(_URL, url) is None:
+        shown = re.sub(r"//[^/@]*@", "//...@", url)  # it may be a password
+        raise rule(f"{shown!r} {_NO_URL}", _URL_FIX)
+    return url
+
+
+Url = Annotated[
+    Text,
+    Field(max_length=300),
+    AfterValidator(_check_url),
+    Crd(Cel("self.matches('^" + _URL.replace("\\", "\\\\") + "$')", f"{_NO_URL}: {_URL_FIX}")),
+]
 
 
 def _check_path(path: str) -> str:
@@ -38,31 +61,70 @@ class KvTierSpec(SpecSection):
     is admitted, where that is measured to be faster than to compute them.
     """
 
-    type: Literal["host", "disk"]
+    type: Literal["host", "disk", "shared"]
     """host = memory of the worker, pinned where it computes on an accelerator; disk = files of a
-    local disk, which a worker that starts again finds.
+    local disk, which a worker that starts again finds; shared = a directory of a volume that
+    workers mount, or a Redis or Valkey server, where each finds what the others have computed.
     """
-    size: Quantity
-    """Memory or disk of one worker, such as 64Gi. Memory counts to resources of the role."""
+    size: Quantity | None = None
+    """Memory or disk of one worker, such as 64Gi; of a shared tier the limit of its directory, for
+    all workers together. Memory counts to resources of the role. A server of a url has a limit of
+    its own (maxmemory); all others need it.
+    """
     path: Path | None = None
-    """Folder of a disk tier. In a pod it is an emptyDir of that size, unless a podTemplate mounts a
-    volume there; it holds KV of prompts, so mount none that others read. For type disk, which needs
-    it.
+    """Folder of a disk tier, or of a shared one without a url. In a pod that of a disk tier is an
+    emptyDir of that size, unless a podTemplate mounts a volume there; for a shared one a
+    podTemplate has to. It holds KV of prompts, so mount none that others read or write.
+    """
+    url: Url | None = None
+    """Redis or Valkey server of a shared tier, such as redis://valkey.cache:6379, without a user or
+    password. It holds KV of prompts: let none but the workers reach it.
+    """
+    password_secret: ObjectName | None = None
+    """A Secret of the PDCluster's namespace whose key `password` is that of the url's server. pdctl
+    up has none.
     """
 
     RULES = (
         Rule(
-            cel="(self.type == 'disk') == has(self.path)",
-            holds=lambda tier: (tier.type == DISK) == (tier.path is not None),
-            reason="is for type: disk, which needs it",
-            fix="give the folder of a local disk with that type, or leave it out",
+            cel="(self.type == 'host') != (has(self.path) || has(self.url))",
+            holds=lambda tier: (tier.type == HOST) == (tier.path is None and tier.url is None),
+            reason="is for types disk and shared, which need it",
+            fix="give the folder of a disk or a shared volume with those types, or leave it out",
             at="path",
+        ),
+        Rule(
+            cel="!has(self.url) || (self.type == 'shared' && !has(self.path))",
+            holds=lambda tier: tier.url is None or (tier.type == SHARED and tier.path is None),
+            reason="is for type: shared without a path",
+            fix="leave url or path out",
+            at="url",
+        ),
+        Rule(
+            cel="has(self.size) != has(self.url)",
+            holds=lambda tier: (tier.size is None) == (tier.url is not None),
+            reason="is the limit of a tier that the workers keep, and not of a url",
+            fix="give it without a url; with one leave it out, and set maxmemory of the server",
+            at="size",
+        ),
+        Rule(
+            cel="!has(self.passwordSecret) || has(self.url)",
+            holds=lambda tier: tier.password_secret is None or tier.url is not None,
+            reason="is for a url",
+            fix="give the url, or leave it out",
+            at="passwordSecret",
         ),
     )
 
 
+def _is_order(types: list[str]) -> str:
+    """CEL for tiers of these types."""
+    each = (f"self[{number}].type == '{name}'" for number, name in enumerate(types))
+    return f"(size(self) == {len(types)} && {' && '.join(each)})"
+
+
 def _check_order(tiers: tuple[KvTierSpec, ...]) -> tuple[KvTierSpec, ...]:
-    if [tier.type for tier in tiers] not in ([HOST], [DISK], [HOST, DISK]):
+    if [tier.type for tier in tiers] not in _ORDERS:
         raise rule(_ORDER, _FIX)
     return tiers
 
@@ -70,12 +132,11 @@ def _check_order(tiers: tuple[KvTierSpec, ...]) -> tuple[KvTierSpec, ...]:
 KvTiers = Annotated[
     tuple[KvTierSpec, ...],
     Many,
-    Field(max_length=2),
+    Field(max_length=3),
     AfterValidator(_check_order),
     Crd(
         Cel(
-            "size(self) == 1 || size(self) == 2 && self[0].type == 'host' && "
-            "self[1].type == 'disk'",
+            " || ".join(map(_is_order, _ORDERS)),
             f"{_ORDER}: {_FIX}",
         )
     ),
@@ -83,8 +144,12 @@ KvTiers = Annotated[
 
 
 def host_bytes(tiers: tuple[KvTierSpec, ...] | None) -> int:
-    return sum(tier.size for tier in tiers or () if tier.type == HOST)
+    return sum(tier.size or 0 for tier in tiers or () if tier.type == HOST)
 
 
 def disk_tier(tiers: tuple[KvTierSpec, ...] | None) -> KvTierSpec | None:
     return next((tier for tier in tiers or () if tier.type == DISK), None)
+
+
+def password_secret(tiers: tuple[KvTierSpec, ...] | None) -> str | None:
+    return next((tier.password_secret for tier in tiers or () if tier.password_secret), None)

@@ -257,9 +257,10 @@ class ClusterStatus(TypedDict, total=False):
     workers, Unknown until there were some, absent of mixed workers; KVTransferVerified = KV was
     seen to move from each prefill pool to each decode pool, Unknown until then, absent of mixed
     workers; AcceleratorsInUse = workers compute on the accelerators that their pools reserve,
-    absent without such a pool. Reconciling and Stalled are there only while they are true, and
-    so is what stands in the autoscaler's way: MetricsMissing, CapacityShort,
-    RatioConstraintViolated, BudgetTooSmall, BoundsConflict and ScalingLimited;
+    absent without such a pool; KVTiersAvailable = the tiers below the KV blocks of ready
+    workers take and give blocks, absent without engine.kvTiers. Reconciling and Stalled are there
+    only while they are true, and so is what stands in the autoscaler's way: MetricsMissing,
+    CapacityShort, RatioConstraintViolated, BudgetTooSmall, BoundsConflict and ScalingLimited;
     RolloutOverBudget = the revisions of a roll out need more accelerators than
     autoscale.budget.
     """

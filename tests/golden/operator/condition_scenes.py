@@ -45,6 +45,7 @@ B200_ON_CPU = chat({"roles.decode.pools.0.gpu": "B200", "roles.decode.engine": {
 UNUSABLE = of.Problem("AcceleratorUnusable", "pod p: pool cpu asks for cuda")
 HOLD_NOTHING = "it serves, and 8 x NVIDIA B200 of its container hold nothing"
 NO_GPUS = "vLLM does not say it, and nvidia-smi: No devices were found"
+TIERED = chat({"engine": {"kvTiers": [{"type": "host", "size": "1Gi"}]}})
 RATE_FLOOR = chat({"placement": {"minTransferGBps": 10}})
 
 
@@ -70,6 +71,12 @@ def computing(kind: str, name: str = "", note: str = "", document: Any = B200) -
     """The first decode worker says what it computes on."""
     pod = f"{identity(of.revision(document)).name}-0"
     return records(document, devices={pod: of.WorkerDevice(kind, name, note)})
+
+
+def tiers(*stopped: tuple[str, str]) -> Scene:
+    """The first decode worker says which of its tiers do not work."""
+    pod = f"{identity(of.revision(TIERED)).name}-0"
+    return records(TIERED, stopped_tiers={pod: stopped})
 
 
 def not_usable(document: Any, **fields: Any) -> Scene:
@@ -277,6 +284,9 @@ SCENES: dict[str, Scene] = {
     "no worker has said its device": records(B200),
     "devices not looked at": (B200, as_declared(B200, worker_records=None)),
     "devices while etcd is away": records(B200, states={}, error="etcd does not answer"),
+    "tiers work": records(TIERED),
+    "tiers that do not work": tiers(("shared", "Connection refused"), ("disk", "No space left")),
+    "tiers while etcd is away": records(TIERED, states={}, error="etcd does not answer"),
     "no accelerator for the worker": not_usable(B200),
     "no accelerator of an own type": not_usable(OWN_TYPE),
     "prefill by prefill workers, mostly": working_together(

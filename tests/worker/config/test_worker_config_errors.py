@@ -96,11 +96,11 @@ BELOW = "maxBatchedTokens (256) is below the longest request of 300 tokens: rais
     [
         ("engine: {blokSize: 16}", "unknown field `blokSize` - at `$.engine`"),
         ("engine: {device: gpu}", "'gpu' - at `$.engine.device`: write one of auto, cpu, cuda"),
-        ("engine: {kvTiers: [{type: disk, size: 9}]}", "path is for a tier of type disk, which n"),
-        ("engine: {kvTiers: [{type: host, size: 0}]}", ">= 1 - at `$.engine.kvTiers[0].size`"),
+        ("engine: {kvTiers: [{type: disk, size: 9}]}", "path is for tiers of type disk and shared"),
+        ("engine: {kvTiers: [{type: host, size: 0}]}", "size is for tiers without a url, which n"),
         (
             "engine: {kvTiers: [{type: host, size: 9}, {type: host, size: 9}]}",
-            "kvTiers must be one host, one disk, or one host and then one disk: leave the list",
+            "kvTiers must be host, disk and shared in that order, each once at most, and shared",
         ),
         (
             "engine: {prefixCaching: false, kvTiers: [{type: host, size: 9}]}",

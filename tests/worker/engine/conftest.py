@@ -16,7 +16,16 @@ class EngineRig:
     """One core, its surroundings, and everything that it has said."""
 
     def __init__(
-        self, network, clock, name, delayer=None, depth=1, drafter=None, tiers=(), **sizes
+        self,
+        network,
+        clock,
+        name,
+        delayer=None,
+        depth=1,
+        drafter=None,
+        tiers=(),
+        store=None,
+        **sizes,
     ):
         values = {
             "block_size": 4,
@@ -35,7 +44,7 @@ class EngineRig:
         )
         self.transport = FakeTransport(network, self.runner, name, clock, verify=True)
         epochs = (number.to_bytes(16, "big") for number in range(1, 1000))
-        self.tiers = FakeTiers(self.runner, tiers)
+        self.tiers = FakeTiers(self.runner, tiers, store)
         self.core = EngineCore(
             self.settings,
             self.runner,

@@ -2,16 +2,12 @@
 
 import pytest
 
-from pdcluster_worker.engine.kv_tiers import STUCK_SECONDS
+from pdcluster_worker.engine.tier import STUCK_SECONDS
 from pdcluster_worker.engine.tier_slots import TierSlots
 from pdcluster_worker.messages import engine as m
-from pdcluster_worker.messages.block_hash import block_hashes
 from pdcluster_worker.messages.requests import TransferTarget
 from tests.worker.engine.conftest import make_spec
-
-LONG = list(range(40))  # ten blocks of four tokens, of which nine can be a hit
-OTHER = list(range(100, 140))
-MORE = list(range(600, 640))
+from tests.worker.engine.tiered import LONG, MORE, OTHER, ask, check_answer, finish, hashes
 
 
 @pytest.fixture
@@ -27,29 +23,6 @@ def tiered(engine):
         return rig
 
     return build
-
-
-def hashes(rig, prompt):
-    return block_hashes(prompt, rig.settings.block_size)
-
-
-def ask(rig, name, prompt, max_tokens=2):
-    rig.handle(m.Submit(make_spec(name, prompt, max_tokens)))
-
-
-def finish(rig, limit=60):
-    """Steps and copies until nothing is left to do."""
-    for _ in range(limit):
-        rig.tiers.copy()
-        rig.step()
-        if not (rig.core.has_work or rig.tiers.queued or rig.core._tiers.num_reading):
-            return
-    raise AssertionError("the engine does not come to rest")
-
-
-def check_answer(rig, name, prompt):
-    answer = rig.token_ids(name)
-    assert answer == rig.runner.reference(prompt, len(answer))
 
 
 def test_a_prefix_that_left_the_pool_is_read_and_counts_as_a_hit(tiered):
@@ -132,9 +105,10 @@ def test_a_disk_that_does_not_answer_keeps_no_request_waiting(tiered):
 
     finish(rig)  # it answers
     assert rig.core.pool.counts()["quarantined"] == 0
+    rig.clock.advance(1.0)  # it is tried again
     ask(rig, "away", list(range(700, 780)))
     finish(rig)
-    ask(rig, "again", MORE)
+    ask(rig, "again", OTHER)
     assert rig.core.pool.counts()["receiving"] > 0
 
 
@@ -179,7 +153,7 @@ def test_a_damaged_block_is_a_miss_and_what_follows_it_is_computed(tiered):
 
 def test_a_tier_that_is_full_takes_no_more_and_is_still_read(tiered):
     rig = tiered()
-    rig.tiers.next_outcome = "failed"
+    rig.tiers.full = {0}
     ask(rig, "fourth", list(range(200, 240)))
     finish(rig)
     saved = rig.stats.tiers[0].saved_bytes
@@ -189,6 +163,23 @@ def test_a_tier_that_is_full_takes_no_more_and_is_still_read(tiered):
     check_answer(rig, "again", LONG)
     assert rig.stats.tiers[0].loaded_bytes > 0
     assert rig.stats.tiers[0].saved_bytes == saved
+
+
+def test_a_tier_that_was_full_is_tried_again_by_one_block_at_a_time(tiered):
+    rig = tiered()
+    rig.tiers.full = {0}
+    ask(rig, "fourth", list(range(200, 240)))
+    finish(rig)
+    rig.clock.advance(1.0)
+    ask(rig, "fifth", list(range(300, 340)))
+    rig.run()
+    assert len(rig.tiers.queued) == 1
+    finish(rig)
+    rig.tiers.full = set()
+    rig.clock.advance(2.0)
+    ask(rig, "sixth", list(range(400, 440)))
+    finish(rig)
+    assert rig.stats.tiers[0].reason == ""
 
 
 def test_a_prefix_is_computed_where_reading_is_measured_to_be_slower(tiered):

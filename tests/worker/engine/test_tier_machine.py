@@ -30,11 +30,12 @@ USERS = [[(5 * i + user) % VOCAB for i in range(200)] for user in range(4)]
 class TierMachine(RuleBasedStateMachine):
     @initialize(
         tiers=st.sampled_from([[3], [30], [8, 40]]),
+        has_store=st.booleans(),
         scheduler=st.sampled_from(SCHEDULER_NAMES),
         policy=st.sampled_from(["priority", "preemptive"]),
         depth=st.sampled_from([1, 2]),
     )
-    def choose(self, tiers, scheduler, policy, depth):
+    def choose(self, tiers, has_store, scheduler, policy, depth):
         own = SchedulerSettings(name=scheduler, policy=policy)
         sizes = EngineSettings(
             BLOCK_SIZE,
@@ -46,7 +47,7 @@ class TierMachine(RuleBasedStateMachine):
         )
         self.clock = FakeClock()
         self.runner = FakeRunner(NUM_BLOCKS, BLOCK_SIZE, VOCAB, depth=depth)
-        self.tiers = FakeTiers(self.runner, tiers)
+        self.tiers = FakeTiers(self.runner, tiers, {} if has_store else None)
         transport = FakeTransport(FakeNetwork(), self.runner, "alone", self.clock)
         self.core = EngineCore(sizes, self.runner, transport, self.clock, tiers=self.tiers)
         self.runner.on_write = lambda block: self._check_state(block, BlockState.IN_USE)
@@ -96,6 +97,17 @@ class TierMachine(RuleBasedStateMachine):
     @rule(outcome=st.sampled_from(["damaged", "damaged", "damaged", "failed"]))
     def spoil(self, outcome):
         self.tiers.next_outcome = outcome
+
+    @rule(data=st.data())
+    def others_delete(self, data):
+        """Blocks of a shared store."""
+        if store := self.tiers.store:
+            for key in data.draw(st.lists(st.sampled_from(sorted(store)), unique=True)):
+                del store[key]
+
+    @rule(reason=st.sampled_from(["", "gone"]))
+    def answer_lookups(self, reason):
+        self.tiers.refuses = reason
 
     @rule(seconds=st.sampled_from([0.01, 100.0]))
     def wait(self, seconds):

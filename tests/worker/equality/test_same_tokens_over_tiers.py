@@ -28,6 +28,10 @@ SIZES = {
         KvTierConfig(type="host", size=1 << 20),
         KvTierConfig(type="disk", size=16 << 20, path="DISK"),
     ],
+    "shared": [
+        KvTierConfig(type="host", size=1 << 20),
+        KvTierConfig(type="shared", size=64 << 20, path="DISK"),
+    ],
 }
 
 
@@ -74,7 +78,9 @@ def run_each(
 
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
 @pytest.mark.parametrize("remote", [False, True], ids=["local", "remote"])
-@pytest.mark.parametrize(("kind", "ranks"), [("host", 1), ("disk", 1), ("both", 1), ("host", 2)])
+@pytest.mark.parametrize(
+    ("kind", "ranks"), [("host", 1), ("disk", 1), ("both", 1), ("shared", 1), ("host", 2)]
+)
 def test_answers_over_a_tier(tiny_folder, tmp_path, prompts, kind, ranks, remote, together) -> None:
     assert BLOCKS_OF_ALL > 3 * NUM_BLOCKS
     folder = tiny_folder("llama")

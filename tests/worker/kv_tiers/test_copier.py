@@ -5,8 +5,15 @@ import threading
 import pytest
 
 from pdcluster_worker.config.engine import KvTierConfig
-from pdcluster_worker.engine.tier_ports import POOL, BlockCopy, BlockPlace, TierFacts
+from pdcluster_worker.engine.tier_ports import (
+    POOL,
+    BlockCopy,
+    BlockLookup,
+    BlockPlace,
+    TierFacts,
+)
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.kv_tiers import copier
 from pdcluster_worker.kv_tiers.copier import TierCopier
 from pdcluster_worker.kv_tiers.host import HostTier
 from pdcluster_worker.kv_tiers.open import BlockFacts, open_tiers
@@ -42,22 +49,24 @@ class Copies:
     def fill(self, block_id, value):
         self.memory.block(block_id)[:] = bytes([value]) * self.memory.block_bytes
 
-    def run(self, *copies, cancel=()):
+    def run(self, *copies):
         """Answers of these (source, target), by their order."""
         jobs = [
             BlockCopy(number, b"key", BlockPlace(*source), BlockPlace(*target))
             for number, (source, target) in enumerate(copies)
         ]
-        self.copier.cancel(cancel)
         self.copier.start(jobs)
+        return self.wait(len(copies))
+
+    def wait(self, count):
         answers = {}
-        while len(answers) < len(copies):
+        while len(answers) < count:
             assert self.awake.wait(LIMIT_SECONDS), "a copy has no answer"
             self.awake.clear()
             for answer in self.copier.poll():
                 assert answer.copy_id not in answers, "a copy is answered twice"
                 answers[answer.copy_id] = answer
-        return [answers[number] for number in range(len(copies))]
+        return [answers[number] for number in range(count)]
 
 
 @pytest.fixture
@@ -95,11 +104,88 @@ def test_many_copies_are_all_answered(copies):
     assert {answer.outcome for answer in answers} == {"copied"}
 
 
-def test_a_copy_that_is_cancelled_is_answered_and_writes_nothing(copies):
-    rig = copies(host())
+class HungTier:
+    """A tier that answers reads and writes once it is let go."""
+
+    def __init__(self, name="hung", store=""):
+        self.facts = TierFacts(name, 4, store=store)
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.closed = False
+
+    def write(self, slot, key, block):
+        self.read(slot, key, block)
+
+    def read(self, slot, key, target):
+        self.begun.set()
+        assert self.go.wait(LIMIT_SECONDS)
+        return True
+
+    has = read
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_read_that_is_cancelled_is_answered_at_once_and_writes_nothing(copies):
+    hung = HungTier()
+    rig = copies(hung)
     rig.fill(2, 9)
-    assert rig.run(((0, 0), (POOL, 2)), cancel=[0])[0].outcome == "cancelled"
+    rig.copier.start(
+        [BlockCopy(n, b"key", BlockPlace(0, n), BlockPlace(POOL, 2)) for n in range(2)]
+    )
+    assert hung.begun.wait(LIMIT_SECONDS)
+    rig.copier.cancel([0, 1])  # the first has begun, the second has not
+    answers = rig.copier.poll()
+    assert sorted(answers) == [(0, "cancelled", 0.0, ""), (1, "cancelled", 0.0, "")]
+    hung.go.set()
+    rig.copier.close()
+    assert rig.copier.poll() == []
     assert bytes(rig.memory.block(2)) == b"\t" * 32
+
+
+def test_a_tier_that_hangs_holds_up_no_other(copies):
+    hung = HungTier()
+    rig = copies(hung, host())
+    rig.copier.start([BlockCopy(9, b"key", BlockPlace(POOL, 1), BlockPlace(0, 0))])
+    assert hung.begun.wait(LIMIT_SECONDS)
+    answers = rig.run(((POOL, 1), (1, 2)), ((1, 2), (POOL, 3)))
+    assert [answer.outcome for answer in answers] == ["copied", "copied"]
+    hung.go.set()
+
+
+def test_a_hung_tier_does_not_keep_a_worker_from_ending(copies, monkeypatch):
+    monkeypatch.setattr(copier, "CLOSE_SECONDS", 0.1)
+    hung, healthy = HungTier(), HungTier("healthy")
+    rig = copies(hung, healthy)
+    rig.copier.start([BlockCopy(0, b"key", BlockPlace(0, 0), BlockPlace(POOL, 2))])
+    assert hung.begun.wait(LIMIT_SECONDS)
+    rig.copier.close()
+    assert (hung.closed, healthy.closed) == (False, True)
+    hung.go.set()
+
+
+class Missing(HungTier):
+    def read(self, slot, key, target):
+        raise KeyError(key)
+
+    def has(self, keys):
+        if keys[0] == b"error":
+            raise OSError(111, "Connection refused")
+        return len(keys) - 1
+
+
+def test_lookups_are_answered_and_a_block_that_others_deleted_is_absent(copies):
+    rig = copies(Missing("shared", "s"))
+    assert rig.run(((0, 0), (POOL, 1)))[0].outcome == "absent"
+    found = {}
+    for number, keys in enumerate(([b"a", b"b"], [b"error"])):
+        rig.copier.look_up(BlockLookup(number, 0, keys))
+    while len(found) < 2:
+        assert rig.awake.wait(LIMIT_SECONDS)
+        rig.awake.clear()
+        found |= {answer.lookup_id: answer for answer in rig.copier.poll()}
+    assert (found[0].num_found, found[0].reason) == (1, "")
+    assert (found[1].num_found, found[1].reason) == (0, "Connection refused")
 
 
 def test_a_full_tier_and_an_unexpected_error_are_answers(copies):

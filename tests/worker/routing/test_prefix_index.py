@@ -229,3 +229,33 @@ def test_index_that_follows_is_right_whenever_nothing_is_missing(
                 assert index.hashes("w") == truth
                 requested = False
             requested = requested or arrival is GapCheck.GET_SNAPSHOT
+
+
+BLOCKS = [bytes([number]) * 32 for number in range(10)]
+
+
+def test_workers_of_a_store_have_credit_for_one_anothers_blocks():
+    index = PrefixIndex()
+    index.apply("a", BLOCKS[:8], ())
+    index.apply("b", BLOCKS[:2], ())
+    index.apply("alone", BLOCKS[:2], ())
+    for worker in ("a", "b", "new"):
+        index.share(worker, "store")
+    assert index.match_all(BLOCKS) == {"a": 8, "b": 5, "new": 4, "alone": 2}
+    assert [index.match(worker, BLOCKS) for worker in ("a", "b", "new", "alone")] == [8, 5, 4, 2]
+    assert index.match_store("store", BLOCKS) == 8
+    assert index.match_store("other", BLOCKS) == 0
+
+
+def test_a_store_that_a_worker_leaves_gives_it_no_credit():
+    index = PrefixIndex()
+    index.apply("a", BLOCKS[:8], ())
+    for worker in ("a", "b"):
+        index.share(worker, "store")
+    index.share("b", "")
+    assert index.match_all(BLOCKS) == {"a": 8}
+    index.share("b", "store")
+    index.snapshot("a", BLOCKS[:4])
+    assert index.match_all(BLOCKS) == {"a": 4, "b": 2}
+    index.drop("a")
+    assert index.match_all(BLOCKS) == {}

@@ -23,7 +23,11 @@ from pdcluster_api.discovery.etcd import (
     parse_record,
 )
 from pdcluster_api.errors import EtcdFullError, EtcdUnreachableError
-from pdcluster_api.plan.observed.state import WorkerDevice, WorkerDisaggregation
+from pdcluster_api.plan.observed.state import (
+    StoppedTiers,
+    WorkerDevice,
+    WorkerDisaggregation,
+)
 from pdcluster_schema import etcd_keys
 
 
@@ -76,6 +80,11 @@ class Registered:
     def devices(self) -> dict[str, WorkerDevice]:
         found = {pod: each.record.device for pod, each in self.records.items()}
         return {pod: device for pod, device in found.items() if device is not None}
+
+    @property
+    def stopped_tiers(self) -> dict[str, StoppedTiers]:
+        found = {pod: each.record.stopped_tiers for pod, each in self.records.items()}
+        return {pod: tiers for pod, tiers in found.items() if tiers}
 
     @property
     def disaggregation(self) -> dict[str, WorkerDisaggregation]:

@@ -17,10 +17,15 @@ from cryptography.hazmat.primitives import serialization
 
 from pdcluster_api.discovery.addresses import ResolvedEndpoint
 from pdcluster_api.errors import EtcdFullError, EtcdUnreachableError
-from pdcluster_api.plan.observed.state import WorkerDevice, WorkerDisaggregation
+from pdcluster_api.plan.observed.state import (
+    StoppedTiers,
+    WorkerDevice,
+    WorkerDisaggregation,
+)
 from pdcluster_schema.text import one_line, shortened
 
 _MAX_PEERS = 8
+_MAX_TIERS = 3
 _MAX_NAME = 63
 _MAX_TEXT = 400
 _MOST = 10**15
@@ -48,6 +53,17 @@ def read_disaggregation(content: Mapping[str, Any]) -> WorkerDisaggregation | No
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
+
+
+def read_stopped_tiers(content: Mapping[str, Any]) -> StoppedTiers:
+    """An older worker says none; nothing where they cannot be read."""
+    try:
+        return tuple(
+            (str(each["tier"])[:_MAX_NAME], shortened(str(each["reason"]), _MAX_TEXT))
+            for each in list(content.get("stopped_tiers", ()))[:_MAX_TIERS]
+        )
+    except (KeyError, TypeError):
+        return ()
 
 
 def _count(value: Any) -> int:
@@ -95,6 +111,7 @@ class RegisteredWorker:
     addresses: dict[str, str]
     device: WorkerDevice | None = None
     disaggregation: WorkerDisaggregation | None = None
+    stopped_tiers: StoppedTiers = ()
 
 
 @dataclass(frozen=True)
@@ -236,6 +253,7 @@ def parse_record(relative_key: str, value: bytes) -> RegisteredWorker | None:
             addresses,
             device=_device(content),
             disaggregation=read_disaggregation(content),
+            stopped_tiers=read_stopped_tiers(content),
         )
     except (ValueError, KeyError, TypeError) as e:
         logger.warning("ignored worker record key=%s reason=%r", relative_key, e)

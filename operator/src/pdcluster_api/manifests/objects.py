@@ -31,6 +31,7 @@ POLICY_FOLDER = "/etc/pdcluster/policy"
 TLS_FOLDER = "/etc/pdcluster/tls"
 ETCD_TLS_FOLDER = "/etc/pdcluster/etcd-tls"
 API_KEYS_FOLDER = "/etc/pdcluster/api-keys"
+KV_STORE_FOLDER = "/etc/pdcluster/kv-store"
 ENGINE_FILE, POLICY_FILE, LOGGING_FILE = "engine.yaml", "policy.yaml", "vllm-logging.json"
 
 

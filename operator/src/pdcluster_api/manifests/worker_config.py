@@ -18,6 +18,7 @@ from pdcluster_api.manifests.objects import (
     ENGINE_FILE,
     ETCD_CLIENT_PORT,
     ETCD_TLS_FOLDER,
+    KV_STORE_FOLDER,
     LOGGING_FILE,
     POLICY_FILE,
     TLS_FOLDER,
@@ -66,6 +67,7 @@ class WorkerFileSettings:
     etcd_tls: Mapping[str, str] = field(default_factory=dict)
     # folder of files that each hold one key which clients may present; None = no key is asked for
     api_keys: str | None = None
+    kv_store: str | None = None  # folder with the password of a shared tier's server
     vllm: VllmSettings = IN_CONTAINER  # where a stock engine listens
 
 
@@ -145,6 +147,7 @@ def engine_config(
         key=own["key"],
         etcd_tls=etcd_tls,
         api_keys=API_KEYS_FOLDER if requires_keys(cluster, role) else None,
+        kv_store=KV_STORE_FOLDER,
         head_port=HEAD_PORT if is_head else None,
         num_headless=num_pods - 1 if is_head else 0,
     )
@@ -242,6 +245,9 @@ def _engine_section(
         section: dict[str, Any] = engine.sized_for(pool.gpu).model_dump(
             mode="json", by_alias=True, exclude_defaults=True
         )
+        for tier in section.get("kvTiers", ()):
+            if tier.pop("passwordSecret", None) and site.kv_store:
+                tier["passwordFile"] = f"{site.kv_store}/password"
         return section
     vllm = _changed(site.vllm, _VLLM_PORTS)
     if engine.data_parallel_size > 1 and pods_of(engine, pool, site.vllm) > 1:

@@ -16,6 +16,7 @@ from pdcluster_api.manifests.objects import (
     ENGINE_FILE,
     ENGINE_FOLDER,
     ETCD_TLS_FOLDER,
+    KV_STORE_FOLDER,
     POLICY_FILE,
     POLICY_FOLDER,
     TLS_FOLDER,
@@ -33,7 +34,7 @@ from pdcluster_api.manifests.stock import stock_command, stock_environment
 from pdcluster_api.manifests.vllm import IN_CONTAINER, engine_container, engine_volumes
 from pdcluster_api.manifests.vllm_connectors import shared_memory
 from pdcluster_api.manifests.worker_config import requires_keys
-from pdcluster_schema.kv_tiers import KvTierSpec, disk_tier
+from pdcluster_schema.kv_tiers import KvTierSpec, disk_tier, password_secret
 from pdcluster_schema.labels import GPU, GPUS_PER_REPLICA
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT
@@ -130,7 +131,7 @@ def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) 
     ]
     if (tier := _disk_tier(cluster, workload.role)) is not None:
         mounts.append({"name": "kv-tier", "mountPath": tier.path})
-        own_volumes = [{"name": "kv-tier", "emptyDir": {"sizeLimit": _tier_limit(tier.size)}}]
+        own_volumes = [{"name": "kv-tier", "emptyDir": {"sizeLimit": _tier_limit(tier.size or 0)}}]
     resources = (
         {"requests": SERVER_REQUESTS} if has_engine else _with_accelerators(cluster, workload, pool)
     )
@@ -258,6 +259,10 @@ def _files(cluster: PDCluster, workload: WorkloadId) -> dict[str, Manifest]:
         # Optional, since only then does a kubelet take the keys of a deleted Secret from running
         # pods; a worker does not start without any.
         volumes[API_KEYS_FOLDER] = _secret("api-keys", key_secret, optional=True)
+    if workload.role not in ENGINELESS:
+        engine = cluster.spec.engine_of(workload.role)
+        if (secret := password_secret(engine.kv_tiers)) is not None:
+            volumes[KV_STORE_FOLDER] = _secret("kv-store", secret)
     return volumes
 
 

@@ -31,6 +31,7 @@ from pdcluster_api.plan.status.disaggregating import (
     reports_of,
 )
 from pdcluster_api.plan.status.events import events
+from pdcluster_api.plan.status.kv_tiers import kv_tiers_available
 from pdcluster_api.plan.status.transfers import Pairs, Transfers, VerificationSettings, transfers
 from pdcluster_schema import conditions as words
 from pdcluster_schema.faults import Fault
@@ -46,6 +47,7 @@ def plan_status(desired: DesiredState) -> StatusPlan:
         *condition_tree(facts),
         desired.registered.condition,
         accelerators_in_use(inputs.cluster, views, observed.worker_records, previous),
+        kv_tiers_available(inputs.cluster, views, observed.worker_records, previous),
         disaggregation.condition,
         verified.condition,
         desired.over_budget,

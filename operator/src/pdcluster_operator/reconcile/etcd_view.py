@@ -105,7 +105,10 @@ class _Known:
         last = self.last
         if last is None:
             return self.error, self.is_down
-        content = (last.states, last.devices, frozenset(last.commands), last.is_full)
+        content = (
+            *(last.states, last.devices, last.stopped_tiers),
+            *(frozenset(last.commands), last.is_full),
+        )
         return self.error, self.is_down, *content, digest(last.disaggregation)
 
     def answered(self, at: float, now: datetime) -> None:
@@ -147,6 +150,7 @@ class _Known:
             {pod: now - since for pod, since in self.mismatched.items()},
             devices=last.devices,
             disaggregation=last.disaggregation,
+            stopped_tiers=last.stopped_tiers,
         )
 
 

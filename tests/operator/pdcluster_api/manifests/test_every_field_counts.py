@@ -39,6 +39,10 @@ GROUPED = both(
     at("spec.roles.decode.pools.0.podsPerReplica", 2),
 )
 TIERED = at("spec.engine.kvTiers", [{"type": "disk", "size": "1Gi", "path": "/kv"}])
+SERVED = at(
+    "spec.engine.kvTiers",
+    [{"type": "host", "size": "1Gi"}, {"type": "shared", "url": "redis://kv:6379"}],
+)
 STOCK = vllm(env=[{"name": "A", "value": "1"}])
 ADAPTED = both(vllm(), at("spec.model.adapters", [{"name": "sql", "path": "/sql"}]))
 OF_HUB = both(
@@ -202,6 +206,8 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "engine.kvTiers.type": (no_change, TIERED),
     "engine.kvTiers.size": (TIERED, at("spec.engine.kvTiers.0.size", "2Gi")),
     "engine.kvTiers.path": (TIERED, at("spec.engine.kvTiers.0.path", "/other")),
+    "engine.kvTiers.url": (SERVED, at("spec.engine.kvTiers.1.url", "redis://other")),
+    "engine.kvTiers.passwordSecret": (SERVED, at("spec.engine.kvTiers.1.passwordSecret", "kv")),
     "engine.env.name": (STOCK, at("spec.engine.env.0.name", "B")),
     "engine.env.value": (STOCK, at("spec.engine.env.0.value", "2")),
     **{

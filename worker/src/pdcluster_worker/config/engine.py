@@ -72,18 +72,33 @@ def pdcluster_only_fields(engine: msgspec.Struct) -> Iterator[str]:
             yield field.encode_name
 
 
-class KvTierConfig(Section, frozen=True):
-    """A tier below the KV blocks.  path: a folder, of a disk alone."""
+KV_TIER_ORDERS = (
+    *(["host"], ["disk"], ["host", "disk"]),
+    *(["host", "shared"], ["host", "disk", "shared"]),
+)
 
-    type: Literal["host", "disk"]
-    size: Positive
+
+class KvTierConfig(Section, frozen=True):
+    """A tier below the KV blocks.  path: a folder; url: a server, in its place."""
+
+    type: Literal["host", "disk", "shared"]
+    size: Natural = 0  # bytes; 0 = of a server, which has its own limit
     path: str | None = None
+    url: str | None = None
+    password_file: str | None = None
 
     def __post_init__(self) -> None:
-        if (self.type == "disk") != bool(self.path):
+        if (self.type == "host") == bool(self.path or self.url):
             raise ValueError(
-                "path is for a tier of type disk, which needs it: give the folder of a local disk "
-                "with that type, or leave it out"
+                "path is for tiers of type disk and shared, which need it: give the folder of a "
+                "disk or of a shared volume with those types, or leave it out"
+            )
+        if self.url and (self.type != "shared" or self.path):
+            raise ValueError("url is for type shared without a path: leave url or path out")
+        if bool(self.size) == bool(self.url):
+            raise ValueError(
+                "size is for tiers without a url, which need it: give at least 1 byte, or leave it "
+                "out and set maxmemory of the server"
             )
 
 
@@ -168,10 +183,10 @@ class EngineConfig(Section, frozen=True):
 
     def _check_tiers(self) -> None:
         types = [tier.type for tier in self.kv_tiers or ()]
-        if self.kv_tiers is not None and types not in (["host"], ["disk"], ["host", "disk"]):
+        if self.kv_tiers is not None and types not in KV_TIER_ORDERS:
             raise ValueError(
-                "kvTiers must be one host, one disk, or one host and then one disk: leave the list "
-                "or a tier out, or give host before disk"
+                "kvTiers must be host, disk and shared in that order, each once at most, and "
+                "shared with a host: leave the list or a tier out, or change their order"
             )
         if self.kv_tiers and not self.prefix_caching:
             raise ValueError(

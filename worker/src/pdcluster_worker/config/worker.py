@@ -249,7 +249,9 @@ def _share(engine: EngineConfig) -> EngineConfig:
         num_blocks=None if num_blocks is None else num_blocks // size,
         kv_tiers=engine.kv_tiers
         and tuple(
-            msgspec.structs.replace(tier, size=max(1, tier.size // size))
+            tier
+            if tier.type == "shared"  # of all workers together
+            else msgspec.structs.replace(tier, size=max(1, tier.size // size))
             for tier in engine.kv_tiers
         ),
         device_memory_share=None if memory_share is None else memory_share / size,

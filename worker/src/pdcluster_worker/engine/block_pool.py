@@ -16,6 +16,9 @@ from itertools import islice
 
 from pdcluster_worker.messages.engine import BlockEvents
 
+MOST_HASHES = 100_000
+"""Hashes of one report, 3.4 MB: a tier may hold millions, and a message has a limit."""
+
 
 class BlockState(IntEnum):
     FREE = 0
@@ -57,6 +60,11 @@ class PrefixCache:
         """A tier below has dropped it."""
         if block_hash not in self._block_ids and not self._is_held_below(block_hash):
             _note(block_hash, self._removed, self._stored)
+
+    def came_below(self, block_hash: bytes) -> None:
+        """A tier below has it by another worker's write, and none had it before."""
+        if block_hash not in self._block_ids:
+            _note(block_hash, self._stored, self._removed)
 
     def unsaved(self, limit: int) -> list[tuple[int, bytes]]:
         """The first blocks that are new to the tiers below."""
@@ -119,14 +127,25 @@ class PrefixCache:
         self._stored = dict.fromkeys([*self._block_ids, *self._below()])
         self._removed = {}
 
+    @property
+    def has_events(self) -> bool:
+        return bool(self._stored or self._removed or self._is_cleared)
+
     def take_events(self) -> BlockEvents | None:
-        """Net changes since the last call, in order, under the next number; None without any."""
-        if not self._stored and not self._removed and not self._is_cleared:
+        """Net changes since the last call, in order, under the next number, as many as fit into a
+        message; None without any.
+        """
+        if not self.has_events:
             return None
         self._num_events += 1
-        stored, removed = list(self._stored), list(self._removed)
+        stored = list(islice(self._stored, MOST_HASHES))
+        removed = list(islice(self._removed, MOST_HASHES - len(stored)))
         events = BlockEvents(stored, removed, self._num_events, self._is_cleared)
-        self._stored, self._removed, self._is_cleared = {}, {}, False
+        for block_hash in stored:
+            del self._stored[block_hash]
+        for block_hash in removed:
+            del self._removed[block_hash]
+        self._is_cleared = False
         return events
 
     def check(self) -> None:

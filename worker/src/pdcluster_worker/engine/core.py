@@ -131,7 +131,8 @@ class EngineCore:
                 if (request := self._accept(spec, num_more=0)) is not None:
                     self._grammar_queue.enter(request)
             case messages.Receive(spec=spec):
-                self._receive(spec)
+                if (request := self._accept(spec, num_more=1)) is not None:
+                    self._read_or_reserve(request)
             case messages.ReceiveDone():
                 self._remote_kv.done(message)
             case messages.Fetch(request_id=request_id):
@@ -195,11 +196,8 @@ class EngineCore:
         self._receiver.check()
         self._tiers.check()
 
-    def _receive(self, spec: RequestSpec) -> None:
-        request = self._accept(spec, num_more=1)
-        if request is None:
-            return
-        if self._reads is None or not self._reads.begin(request, self._reserve):
+    def _read_or_reserve(self, request: EngineRequest) -> None:
+        if self._reads is None or not self._reads.begin(request, self._read_or_reserve):
             self._reserve(request)
 
     def _reserve(self, request: EngineRequest) -> None:

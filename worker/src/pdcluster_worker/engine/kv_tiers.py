@@ -6,22 +6,21 @@ quarantined until then if its load is cancelled.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain, count
-
-import msgspec
+from typing import Literal
 
 from pdcluster_worker.engine.block_pool import BlockPool, BlockState
+from pdcluster_worker.engine.tier import Load, Pause, PrefixRun, Tier
 from pdcluster_worker.engine.tier_ports import (
     POOL,
     BlockCopied,
     BlockCopy,
     BlockPlace,
+    BlocksFound,
     KVTierIO,
-    TierFacts,
 )
-from pdcluster_worker.engine.tier_rates import Rate
 from pdcluster_worker.engine.tier_slots import TierSlots
 from pdcluster_worker.messages.engine import TierStats
 
@@ -39,54 +38,8 @@ as many as may be saved at a time, but no more than half of it.
 """
 
 
-STUCK_SECONDS = 5.0
-"""Time without an answer after which nothing is read: a disk may not answer for hours."""
-
-
-class Tier:
-    def __init__(self, facts: TierFacts) -> None:
-        self.name = facts.name
-        self.slots = TierSlots(facts.num_slots)
-        self.load_rate = Rate()  # seconds of one block
-        self.stats = TierStats(facts.name, facts.num_slots)
-        for slot, key in facts.stored:
-            self.slots.restore(slot, key)
-        if facts.stored:
-            self.slots.restored()
-
-    @property
-    def takes_blocks(self) -> bool:
-        return not self.stats.reason
-
-    def take_stats(self) -> TierStats:
-        counts = self.slots.counts()
-        self.stats.stored = counts["stored"] + counts["removed"]
-        return msgspec.structs.replace(self.stats)
-
-
-@dataclass(slots=True, eq=False)
-class Load:
-    """Blocks that are read into the pool for one request, and for others that need them too."""
-
-    keys: list[bytes]
-    hits: list[int]  # blocks of the same prefix in the pool, held meanwhile
-    blocks: dict[int, bytes]  # block -> what is read into it, in order
-    started: float
-    num_left: int  # copies without an answer
-    arrived: set[int] = field(default_factory=set)
-    cancelled: bool = False
-    seconds: float = 0.0  # from its start to its end
-    tiers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixRun:
-    """Blocks that follow a prefix hit: `keys` are read from `tiers`, `hits` are in the pool."""
-
-    keys: list[bytes]
-    tiers: list[int]  # of each of the keys
-    hits: list[int]
-    load: Load | None = None  # that reads the next block already
+MOST_UNSHARED = 4096
+"""New blocks queued for a shared store; beyond that, the oldest are dropped."""
 
 
 class KVTiers:
@@ -94,16 +47,18 @@ class KVTiers:
 
     def __init__(self, pool: BlockPool, io: KVTierIO, clock: Callable[[], float]) -> None:
         self.tiers = [Tier(facts) for facts in io.tiers]
+        self.found: list[BlocksFound] = []  # answers of a shared store to lookups
+        self._own = [tier for tier in self.tiers if not tier.is_shared]
         self._pool = pool
         self._cache = pool.prefix_cache
-        self._io = io
+        self.io = io
         self._clock = clock
         self._ids = count()
         self._saves: dict[int, BlockCopy] = {}  # from the pool
         self._moves: dict[int, BlockCopy] = {}  # from one tier to the next
         self._reads: dict[int, tuple[BlockCopy, Load]] = {}
         self._loading: dict[bytes, Load] = {}
-        self._answered = 0.0  # by the clock: the last block that was read, or the first begun
+        self._unshared: dict[bytes, None] = {}  # blocks that are new to a shared store, in order
         if self.tiers:
             self._cache.attach_below(self.holds, lambda: chain.from_iterable(self._slots()))
 
@@ -111,37 +66,54 @@ class KVTiers:
         return any(key in slots for slots in self._slots())
 
     @property
+    def shared(self) -> int | None:
+        """Number of the tier that other workers share, the last one."""
+        return len(self._own) if len(self.tiers) > len(self._own) else None
+
+    @property
     def num_reading(self) -> int:
         return len(self._reads)
 
-    @property
-    def stuck_seconds(self) -> float | None:
-        """In how many seconds reads count as stuck unless one is answered, 0 = they do; None = no
-        block is being read.
-        """
+    def overdue(self) -> list[Load]:
+        """Loads whose requests are better computed now: their tier is stuck, or they take long."""
         if not self._reads:
-            return None
-        return max(0.0, self._answered + STUCK_SECONDS - self._clock())
+            return []
+        now = self._clock()
+        stuck = {n for n, tier in enumerate(self.tiers) if tier.stuck_seconds(now) == 0.0}
+        for tier in (self.tiers[number] for number in stuck):
+            if tier.silence.allows(now):
+                self.fail(tier, "it does not answer")
+        return [
+            load for load in self._loads() if load.due <= now or not stuck.isdisjoint(load.left)
+        ]
+
+    @property
+    def overdue_seconds(self) -> float | None:
+        """In how many seconds a load is overdue; None = none is under way."""
+        now = self._clock()
+        stuck = [tier.stuck_seconds(now) for tier in self.tiers if tier.silence.allows(now)]
+        due = [load.due - now for load in self._loads()]
+        return min((max(0.0, each) for each in (*stuck, *due) if each is not None), default=None)
 
     def held(self) -> Iterator[int]:
         """Blocks of the pool with a holder here, once for each."""
         saves = [copy.source.slot for copy in self._saves.values()]
-        loads = {id(load): load for load in self._loading.values()}.values()
-        return chain(saves, *((*load.hits, *load.blocks) for load in loads))
+        return chain(saves, *((*load.hits, *load.blocks) for load in self._loads()))
 
     def run(self, hashes: Sequence[bytes], start: int, limit: int) -> PrefixRun:
         """The longest prefix from `start` on that the tiers and the pool hold together."""
         keys: list[bytes] = []
         tiers: list[int] = []
-        hits = self._cache.match(hashes, start)
+        hits, now = self._cache.match(hashes, start), self._clock()
+        readable = [(n, tier.slots) for n, tier in enumerate(self.tiers) if tier.is_read(now)]
         for key in hashes[start:limit]:
             if key in self._loading:
                 return PrefixRun(keys, tiers, hits, self._loading[key])
             if (block_id := self._cache.find(key)) is not None:
                 hits.append(block_id)
-            elif (tier := self._find(key)) is not None:
+            elif (found := next((n for n, slots in readable if key in slots), None)) is not None:
                 keys.append(key)
-                tiers.append(tier)
+                tiers.append(found)
             else:
                 break
         return PrefixRun(keys, tiers, hits)
@@ -156,17 +128,19 @@ class KVTiers:
     def save(self, num_spare: int) -> None:
         """Begin to save new blocks.  num_spare: cached ones that may be kept from being taken."""
         copies: list[BlockCopy] = []
-        if self.tiers[0].takes_blocks:
-            copies += self._save_blocks(num_spare)
-        for number in range(len(self.tiers) - 1):
-            if self.tiers[number + 1].takes_blocks:
-                copies += self._move_oldest(number)
+        now = self._clock()
+        if (most := self.tiers[0].num_writes(now, MOST_SAVES)) > len(self._saves):
+            copies += self._save_blocks(num_spare, most - len(self._saves))
+        for number, below in enumerate(self._own[1:]):
+            copies += self._move_oldest(number, below.num_writes(now, MOST_SAVES))
+        if self.shared is not None and self._unshared:
+            copies += self._share(self.shared, self.tiers[-1].num_writes(now, MOST_SAVES))
         if copies:
-            self._io.start(copies)
+            self.io.start(copies)
 
-    def _save_blocks(self, num_spare: int) -> Iterator[BlockCopy]:
+    def _save_blocks(self, num_spare: int, most: int) -> Iterator[BlockCopy]:
         num_spare = min(num_spare, self._pool.num_blocks // HELD_SHARE - len(self._saves))
-        for block_id, key in self._cache.unsaved(MOST_SAVES - len(self._saves)):
+        for block_id, key in self._cache.unsaved(most):
             if key in self.tiers[0].slots:
                 self._cache.saved(block_id)
                 continue
@@ -183,27 +157,60 @@ class KVTiers:
             self._saves[copy.copy_id] = copy
             yield copy
 
-    def _move_oldest(self, number: int) -> Iterator[BlockCopy]:
+    def _move_oldest(self, number: int, most_writes: int) -> Iterator[BlockCopy]:
         slots, below = self.tiers[number].slots, self.tiers[number + 1].slots
         most = min(MOST_AHEAD, -(-slots.num_slots // 2))
         num_ahead = min(most, max(MOST_SAVES, slots.num_slots // AHEAD_SHARE))
-        moving = {copy.key for copy in self._moves.values()}
-        num_more = min(num_ahead - slots.num_free, MOST_SAVES - len(moving))
+        moving = self._moving_to(number + 1)
+        num_more = min(num_ahead - slots.num_free, most_writes - len(moving))
         if num_more <= 0:
             return
         for key in slots.oldest(num_ahead):
             if key in below or key in moving:
                 continue
-            target = self._reserve(number + 1, key)
-            if target is None:
+            copy = self._move(key, number, number + 1)
+            if copy is None:
                 return
-            source = BlockPlace(number, slots.acquire(key, is_use=False))
-            copy = BlockCopy(next(self._ids), key, source, target)
-            self._moves[copy.copy_id] = copy
             yield copy
             num_more -= 1
             if num_more == 0:
                 return
+
+    def _share(self, number: int, most_writes: int) -> Iterator[BlockCopy]:
+        """Copy new blocks of the first tier to the shared store, where other workers find them."""
+        slots, shared, sharing = (
+            self.tiers[0].slots,
+            self.tiers[number].slots,
+            self._moving_to(number),
+        )
+        while self._unshared and len(sharing) < most_writes:
+            key = next(iter(self._unshared))
+            if key in slots and key not in shared and key not in sharing:
+                copy = self._move(key, 0, number)
+                if copy is None:
+                    return
+                sharing.add(key)
+                yield copy
+            del self._unshared[key]
+
+    def _moving_to(self, number: int) -> set[bytes]:
+        return {copy.key for copy in self._moves.values() if copy.target.tier == number}
+
+    def _move(self, key: bytes, number: int, below: int) -> BlockCopy | None:
+        """None: all slots below are read or written."""
+        target = self._reserve(below, key)
+        if target is None:
+            return None
+        source = BlockPlace(number, self.tiers[number].slots.acquire(key, is_use=False))
+        copy = BlockCopy(next(self._ids), key, source, target)
+        self._moves[copy.copy_id] = copy
+        return copy
+
+    def _queue_shared(self, key: bytes) -> None:
+        if self.shared is not None:
+            self._unshared[key] = None
+            if len(self._unshared) > MOST_UNSHARED:
+                del self._unshared[next(iter(self._unshared))]
 
     def _reserve(self, number: int, key: bytes) -> BlockPlace | None:
         tier = self.tiers[number]
@@ -224,18 +231,17 @@ class KVTiers:
         self._pool.start_receiving(block_ids)
         self._pool.num_loading += len(block_ids)
         blocks = dict(zip(block_ids, run.keys, strict=True))
-        load = Load(run.keys, run.hits, blocks, self._clock(), len(block_ids))
-        if not self._reads:
-            self._answered = load.started
+        load = Load(run.keys, run.hits, blocks, self._clock(), Counter(run.tiers))
         load.tiers = tuple(dict.fromkeys(self.tiers[number].name for number in run.tiers))
         copies: list[BlockCopy] = []
         for (block_id, key), number in zip(blocks.items(), run.tiers, strict=True):
+            self.tiers[number].begin_read(load.started)
             source = BlockPlace(number, self.tiers[number].slots.acquire(key))
             copy = BlockCopy(next(self._ids), key, source, BlockPlace(POOL, block_id))
             self._reads[copy.copy_id] = (copy, load)
             self._loading[key] = load
             copies.append(copy)
-        self._io.start(copies)
+        self.io.start(copies)
         return load
 
     def cancel(self, load: Load) -> None:
@@ -246,12 +252,17 @@ class KVTiers:
         for copy in copies:
             self._pool.quarantine([copy.target.slot])
             del load.blocks[copy.target.slot]
-        self._io.cancel([copy.copy_id for copy in copies])
+        self.io.cancel([copy.copy_id for copy in copies])
         self._end(load)
 
     def poll(self) -> list[Load]:
         """Take what has been copied; returns the loads that have ended, cancelled ones left out."""
-        ended = [self._take(answer) for answer in self._io.poll()]
+        ended: list[Load | None] = []
+        for answer in self.io.poll():
+            if isinstance(answer, BlocksFound):
+                self.found.append(answer)
+            else:
+                ended.append(self._take(answer))
         return [load for load in ended if load is not None]
 
     def _take(self, answer: BlockCopied) -> Load | None:
@@ -266,27 +277,36 @@ class KVTiers:
         return None
 
     def _written(self, copy: BlockCopy, answer: BlockCopied) -> None:
-        tier = self.tiers[copy.target.tier]
+        number = copy.target.tier
+        tier = self.tiers[number]
         if answer.outcome == "copied":
             tier.slots.commit(copy.target.slot)
-            tier.stats.saved_bytes += self._io.block_bytes
+            tier.stats.saved_bytes += self.io.block_bytes
+            self.succeed(tier, tier.fullness)
+            if number == 0:
+                self._queue_shared(copy.key)
             return
         tier.slots.discard(copy.target.slot)
         if answer.outcome == "damaged":
-            self._damaged(copy)
-        elif answer.outcome == "failed" and tier.takes_blocks:
-            tier.stats.reason = answer.reason
-            logger.error("kv tier takes no more blocks tier=%s: %s", tier.name, answer.reason)
+            self._lost(copy, "damaged")
+        elif answer.outcome == "failed":
+            self.fail(tier, answer.reason, tier.fullness)
+            if number == self.shared:
+                self._queue_shared(copy.key)
 
     def _was_read(self, copy: BlockCopy, load: Load, answer: BlockCopied) -> Load | None:
         tier, block_id = self.tiers[copy.source.tier], copy.target.slot
         tier.slots.release(copy.source.slot)
-        self._answered = self._clock()
+        tier.end_read(self._clock())
         if answer.outcome == "copied":
-            tier.stats.loaded_bytes += self._io.block_bytes
+            tier.stats.loaded_bytes += self.io.block_bytes
             tier.load_rate.add(answer.seconds, self._clock())
+            self.succeed(tier)
+        elif answer.outcome == "failed" and tier.is_shared:
+            self.fail(tier, answer.reason)
         elif answer.outcome != "cancelled":
-            self._damaged(copy)
+            self._lost(copy, "absent" if answer.outcome == "absent" else "damaged")
+            self.succeed(tier)
         if load.cancelled:
             self._pool.release_quarantined([block_id])
             return None
@@ -294,11 +314,27 @@ class KVTiers:
         self._pool.num_loading -= 1
         if answer.outcome == "copied":
             load.arrived.add(block_id)
-        load.num_left -= 1
-        if load.num_left:
+        load.left -= Counter((copy.source.tier,))
+        if load.left:
             return None
         self._end(load)
         return load
+
+    def learn(self, keys: Sequence[bytes]) -> None:
+        """Note that the shared store has these."""
+        number = self.shared
+        assert number is not None, "there is no shared store"
+        slots = self.tiers[number].slots
+        for key in reversed(keys):  # the first of them is the last to be forgotten
+            if key in slots:
+                slots.touch(key)
+            elif not slots.is_writing(key):
+                is_new = not self.holds(key)
+                if (place := self._reserve(number, key)) is None:
+                    return
+                slots.commit(place.slot)
+                if is_new:
+                    self._cache.came_below(key)
 
     def _end(self, load: Load) -> None:
         load.seconds = self._clock() - load.started
@@ -311,12 +347,31 @@ class KVTiers:
             del self._loading[key]
         self._pool.release([*load.hits, *load.blocks])
 
-    def _damaged(self, copy: BlockCopy) -> None:
+    def _lost(self, copy: BlockCopy, how: Literal["damaged", "absent"]) -> None:
+        """A tier does not have a block that it is known to have had."""
         tier = self.tiers[copy.source.tier]
         tier.slots.remove(copy.key)
-        tier.stats.damaged += 1
         self._cache.left_below(copy.key)
+        if how == "absent":
+            tier.stats.absent += 1
+            return
+        tier.stats.damaged += 1
         logger.warning("damaged kv block tier=%s slot=%d", tier.name, copy.source.slot)
+
+    def fail(self, tier: Tier, reason: str, pause: Pause | None = None) -> None:
+        """pause: of the calls that failed; by default reads and lookups."""
+        pause = pause or tier.silence
+        if not pause.reason:
+            what = "takes no blocks" if pause is tier.fullness else "is not read"
+            logger.error("kv tier %s for now tier=%s: %s", what, tier.name, reason)
+        tier.stats.failures += 1
+        pause.fail(reason, self._clock())
+
+    def succeed(self, tier: Tier, *pauses: Pause) -> None:
+        for pause in (tier.silence, *pauses):
+            if pause.reason:
+                logger.info("kv tier answers again tier=%s", tier.name)
+                pause.end()
 
     # --- the whole ----------------------------------------------------------------------------
 
@@ -337,5 +392,5 @@ class KVTiers:
     def _slots(self) -> list[TierSlots]:
         return [tier.slots for tier in self.tiers]
 
-    def _find(self, key: bytes) -> int | None:
-        return next((n for n, slots in enumerate(self._slots()) if key in slots), None)
+    def _loads(self) -> Collection[Load]:
+        return {id(load): load for load in self._loading.values()}.values()

@@ -5,19 +5,27 @@ What was read is found in the prefix cache, and the rest is computed.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from pdcluster_worker.engine.kv_tiers import KVTiers, Load, PrefixRun
+from pdcluster_worker.engine.kv_tiers import KVTiers
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.engine.scheduler.base import Scheduler
+from pdcluster_worker.engine.store_lookups import StoreLookups
+from pdcluster_worker.engine.tier import Load, PrefixRun
 from pdcluster_worker.engine.tier_rates import Rate, ReadEstimate
 from pdcluster_worker.messages.engine import TIER_READS, EngineTotals
 from pdcluster_worker.messages.requests import TierRead
 
 logger = logging.getLogger(__name__)
+
+LATE, LEAST_SECONDS, MOST_SECONDS = 2.0, 5.0, 60.0
+"""A read is given up after so many times the seconds that computing takes, but not before the least
+and, where these are not known, after the most.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +42,7 @@ class Reading:
 class ReadAhead:
     def __init__(self, scheduler: Scheduler, tiers: KVTiers, clock: Callable[[], float]) -> None:
         self.tiers = tiers
+        self.lookups = StoreLookups(tiers, clock)
         self._block_size = scheduler.settings.block_size
         self._tables = scheduler.tables
         self._pool = scheduler.tables.pool
@@ -49,20 +58,26 @@ class ReadAhead:
 
     @property
     def num_requests(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + self.lookups.num_requests
 
     @property
     def next_seconds(self) -> float | None:
-        """In how many seconds waiting requests are computed, unless blocks arrive."""
-        return self.tiers.stuck_seconds if self._readings else None
+        """In how many seconds waiting requests are computed unless blocks arrive, or the next part
+        of a tier's hashes is reported.
+        """
+        if self._pool.prefix_cache.has_events:
+            return 0.0
+        due = (self.tiers.overdue_seconds if self._readings else None, self.lookups.next_seconds)
+        return min((seconds for seconds in due if seconds is not None), default=None)
 
     def advance(self, totals: EngineTotals) -> bool:
         """One turn; returns whether any block has moved.  totals: of the engine's steps."""
         num_moves = self._pool.num_moves
         self._measure(totals)
         self._settle()
-        if self.tiers.stuck_seconds == 0.0:
-            self._give_up()
+        for load in self.tiers.overdue():
+            self._give_up(load)
+        self.lookups.settle()
         self._schedule()
         return self._pool.num_moves != num_moves
 
@@ -110,7 +125,7 @@ class ReadAhead:
         """
         if self._is_decided(request):
             return False
-        if request.scores_prompt or self.tiers.stuck_seconds == 0.0:
+        if request.scores_prompt:
             self._decide(request)
             return False
         request.extend_hashes(self._block_size)
@@ -118,6 +133,11 @@ class ReadAhead:
         hits = self._pool.prefix_cache.match(request.block_hashes, limit)
         run = self.tiers.run(request.block_hashes, len(hits), limit)
         self.tiers.touch(request.block_hashes[:limit])
+        unknown = request.block_hashes[len(run.hits) + len(run.keys) : limit]
+        if run.load is None and self.lookups.begin(
+            request, unknown, self._compute_seconds(len(unknown)), resume
+        ):
+            return True
         if not run.keys:
             if run.load is None:
                 self._decide(request)
@@ -146,22 +166,22 @@ class ReadAhead:
                 del self._waiting[request]
                 resume(request)
 
-    def _give_up(self) -> None:
-        """Let all that wait be computed; their blocks are quarantined until they are answered."""
-        readings, self._readings = list(self._readings.values()), {}
-        if readings:
-            logger.warning("no kv block was read in time: prefixes are computed")
-        for reading in readings:
-            self._tables.num_awaited -= reading.num_blocks
-            self.tiers.cancel(reading.load)
-            for request, resume in reading.requests.items():
-                del self._waiting[request]
-                self._decide(request)
-                resume(request)
+    def _give_up(self, load: Load) -> None:
+        """Let all that wait for it be computed; its blocks are quarantined until answered."""
+        reading = self._readings.pop(load)
+        logger.warning("kv blocks were not read in time: their prefix is computed")
+        self.counts["given_up"] += 1
+        self._tables.num_awaited -= reading.num_blocks
+        self.tiers.cancel(load)
+        for request, resume in reading.requests.items():
+            del self._waiting[request]
+            self._decide(request)
+            resume(request)
 
     def forget(self, request: EngineRequest) -> None:
         """It has ended: a read that no other waits for is cancelled."""
         self._decided.pop(request, None)
+        self.lookups.forget(request)
         reading = self._waiting.pop(request, None)
         if reading is None:
             return
@@ -191,6 +211,7 @@ class ReadAhead:
         if own.num_needed + num_reserved > self._pool.num_available:
             return None
         load = self.tiers.load(run)
+        load.due = load.started + max(LEAST_SECONDS, LATE * estimate.compute or MOST_SECONDS)
         num_more = max(0, own.num_new - len(run.keys))
         reading = self._readings[load] = Reading(load, estimate, num_more)
         self._tables.num_awaited += num_more
@@ -205,15 +226,20 @@ class ReadAhead:
         self._waiting[request] = reading
 
     def _estimate(self, run: PrefixRun) -> ReadEstimate:
+        """Each tier reads for others first."""
         now, read = self._clock(), 0.0
-        token = self._token_rate.at(now)
-        for number in run.tiers:
-            rate = self.tiers.tiers[number].load_rate.at(now)
-            if rate is None or token is None:
-                return ReadEstimate()
-            read += rate
-        behind = self.tiers.num_reading / len(run.tiers)
-        return ReadEstimate(read * (1 + behind), (token or 0.0) * self._block_size * len(run.keys))
+        compute = self._compute_seconds(len(run.keys))
+        for number, num_blocks in Counter(run.tiers).items():
+            tier = self.tiers.tiers[number]
+            rate = tier.load_rate.at(now)
+            if rate is None or not compute:
+                return ReadEstimate(compute=compute)
+            read += rate * (num_blocks + tier.num_reading)
+        return ReadEstimate(read, compute)
+
+    def _compute_seconds(self, num_blocks: int) -> float:
+        """0 = not measured recently."""
+        return (self._token_rate.at(self._clock()) or 0.0) * self._block_size * num_blocks
 
     def _report(self, reading: Reading) -> None:
         load, estimate = reading.load, reading.estimate

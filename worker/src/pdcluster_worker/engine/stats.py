@@ -199,5 +199,6 @@ class Reporter:
             delay_waits=delays.waits,
             tiers=[] if reads is None else reads.tiers.take_stats(),
             tier_reads={} if reads is None else dict(reads.counts),
+            tier_lookups={} if reads is None else dict(reads.lookups.counts),
             **self.counters.take(),
         )

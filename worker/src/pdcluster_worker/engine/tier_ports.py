@@ -26,8 +26,10 @@ class BlockCopy(NamedTuple):
     target: BlockPlace
 
 
-CopyOutcome = Literal["copied", "damaged", "failed", "cancelled"]
-"""damaged: the source does not hold the block; failed: the target takes no more."""
+CopyOutcome = Literal["copied", "damaged", "absent", "failed", "cancelled"]
+"""damaged: the source does not hold the block whole; absent: a shared store no longer has it;
+failed: the target takes no more, or the source does not answer.
+"""
 
 
 class BlockCopied(NamedTuple):
@@ -39,11 +41,34 @@ class BlockCopied(NamedTuple):
     reason: str = ""  # of a failure, in words for a log and a metric
 
 
+class BlockLookup(NamedTuple):
+    """Ask a shared store for the first keys that it does not have."""
+
+    lookup_id: int
+    tier: int
+    keys: Sequence[bytes]
+
+
+class BlocksFound(NamedTuple):
+    lookup_id: int
+    num_found: int  # keys before the first that the store does not have
+    seconds: float = 0.0
+    reason: str = ""  # why it did not answer; empty = it did
+
+
+TierAnswer = BlockCopied | BlocksFound
+
+
 @dataclass(frozen=True, slots=True)
 class TierFacts:
+    """store: identity of a store that other workers share, whose slots are only those blocks of it
+    that this engine knows of; empty = the tier is this engine's own.
+    """
+
     name: str
     num_slots: int
     stored: Sequence[tuple[int, bytes]] = ()  # slots from an earlier run, least recent first
+    store: str = ""
 
 
 class KVTierIO(Protocol):
@@ -63,7 +88,10 @@ class KVTierIO(Protocol):
     def cancel(self, copy_ids: Sequence[int]) -> None:
         """Skip those that have not begun; they are answered too."""
 
-    def poll(self) -> list[BlockCopied]:
+    def look_up(self, lookup: BlockLookup) -> None:
+        """Answered once, however late."""
+
+    def poll(self) -> list[TierAnswer]:
         """Answers since the last call; never waits."""
 
     def close(self) -> None:
@@ -82,7 +110,10 @@ class NoTiers:
     def cancel(self, copy_ids: Sequence[int]) -> None:
         """Never called with any."""
 
-    def poll(self) -> list[BlockCopied]:
+    def look_up(self, lookup: BlockLookup) -> None:
+        """Never called."""
+
+    def poll(self) -> list[TierAnswer]:
         return []
 
     def close(self) -> None:

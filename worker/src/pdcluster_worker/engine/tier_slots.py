@@ -85,6 +85,9 @@ class TierSlots:
         self._writing[slot] = key
         return ReservedSlot(slot, evicted)
 
+    def is_writing(self, key: bytes) -> bool:
+        return key in self._writing.values()
+
     def commit(self, slot: int) -> None:
         """The block is whole in its slot, and found from now on."""
         self._stored[self._writing.pop(slot)] = slot

@@ -11,8 +11,10 @@ from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.engine.tier_ports import NO_TIERS, KVTierIO
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.kv_tiers.copier import TierCopier, TierMemory
+from pdcluster_worker.kv_tiers.directory_store import DirectoryStore
 from pdcluster_worker.kv_tiers.disk import DiskTier
 from pdcluster_worker.kv_tiers.host import HostTier
+from pdcluster_worker.kv_tiers.shared import MOST_KNOWN, SharedTier, Store, fingerprint_of
 from pdcluster_worker.messages.facts import KVGeometry
 
 Reserve = Callable[[int], Any]
@@ -31,10 +33,11 @@ def open_tiers(
         return NO_TIERS
     heads = range(facts.geometry.num_kv_heads)
     block_bytes = len(heads) * memory.head_bytes
+    encoded = msgspec.json.encode(facts)
     tiers: list[TierMemory] = []
     for config in configs:
         name = f"engine.kvTiers of type {config.type}"
-        if config.size < 2 * block_bytes + DiskTier.OVERHEAD:
+        if config.url is None and config.size < 2 * block_bytes + DiskTier.OVERHEAD:
             raise ModelError(
                 f"{name}: size {config.size} holds no two KV blocks of {block_bytes} bytes: raise "
                 "it, or leave the tier out"
@@ -42,11 +45,28 @@ def open_tiers(
         if config.type == "host":
             num_slots = config.size // block_bytes
             tiers.append(HostTier("host", reserve(num_slots * block_bytes), num_slots, block_bytes))
-        else:
+        elif config.type == "disk":
             assert config.path is not None
-            fingerprint = msgspec.json.encode(facts)
-            tiers.append(DiskTier("disk", Path(config.path), config.size, block_bytes, fingerprint))
+            tiers.append(DiskTier("disk", Path(config.path), config.size, block_bytes, encoded))
+        else:
+            tiers.append(_open_shared(name, config, block_bytes, fingerprint_of(encoded)))
     return TierCopier(memory, heads, tiers, wake)
+
+
+def _open_shared(
+    name: str, config: KvTierConfig, block_bytes: int, fingerprint: bytes
+) -> SharedTier:
+    if config.url is None:
+        assert config.path is not None
+        store: Store = DirectoryStore(
+            name, Path(config.path), config.size, block_bytes, fingerprint
+        )
+        return SharedTier("shared", store, fingerprint, block_bytes, config.size // block_bytes)
+    from pdcluster_worker.kv_tiers.redis_store import RedisStore  # only with a server
+
+    password = None if config.password_file is None else Path(config.password_file)
+    store = RedisStore(name, config.url, password, fingerprint)
+    return SharedTier("shared", store, fingerprint, block_bytes, MOST_KNOWN)
 
 
 class BlockFacts(msgspec.Struct, frozen=True):

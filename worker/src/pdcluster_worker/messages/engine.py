@@ -269,8 +269,13 @@ class EngineTotals(msgspec.Struct):
     batches: list[tuple[int, int, int, int]] = []
 
 
-TIER_READS = ("read", "slow", "computed")
-"""Choices for prefixes that tiers have: read, read more slowly than computed, and computed."""
+TIER_READS = ("read", "slow", "computed", "given_up")
+"""Outcomes for prefixes that tiers have: read, read more slowly than computed, computed since that
+is expected to be faster, and computed since reading took too long.
+"""
+
+TIER_LOOKUPS = ("found", "absent", "late", "failed")
+"""Outcomes of asking a shared store for the rest of a prefix; late: it was not waited for."""
 
 
 class TierStats(msgspec.Struct, array_like=True):
@@ -283,7 +288,10 @@ class TierStats(msgspec.Struct, array_like=True):
     loaded_bytes: int = 0
     evictions: int = 0
     damaged: int = 0  # blocks that were not whole when they were read
-    reason: str = ""  # why it takes no more blocks; empty = it does
+    reason: str = ""  # why it takes no blocks or is not read now; empty = it works
+    absent: int = 0  # blocks that others had deleted from a shared store when they were read
+    failures: int = 0  # copies and lookups that it refused or did not answer
+    store: str = ""  # identity of a shared store, the same at all its workers
 
 
 _USED_STATES = ("in_use", "receiving", "quarantined")
@@ -318,6 +326,7 @@ class EngineStats(EngineTotals, tag=True, kw_only=True):
     delay_waits: list[tuple[int, float]] = []
     tiers: list[TierStats] = []
     tier_reads: dict[str, int] = {}  # of `TIER_READS`
+    tier_lookups: dict[str, int] = {}  # of `TIER_LOOKUPS`
 
     @property
     def used_blocks(self) -> int:

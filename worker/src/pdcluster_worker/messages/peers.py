@@ -45,11 +45,14 @@ class Generated(msgspec.Struct, frozen=True):
 
 
 class TierLoad(msgspec.Struct, frozen=True, array_like=True):
-    """Blocks of one tier below the pool, of all engines of a worker."""
+    """Blocks of one tier below the pool, of all engines of a worker.  store: identity of one that
+    workers share, while it answers.
+    """
 
     name: str
     stored: Count = 0
     num_slots: Count = 0
+    store: str = ""
 
 
 class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -74,6 +77,10 @@ class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     remote_prefills: Count = 0  # of a decode worker: prompts so far, by the place of their prefill
     local_prefills: Count = 0
     tiers: tuple[TierLoad, ...] = ()  # the fastest first
+
+    @property
+    def store(self) -> str:
+        return next((tier.store for tier in self.tiers if tier.store), "")
 
     @property
     def num_requests(self) -> int:

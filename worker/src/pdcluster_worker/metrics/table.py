@@ -10,7 +10,7 @@ from typing import get_args
 from prometheus_client import CollectorRegistry
 
 from pdcluster_schema.qos import Tier
-from pdcluster_worker.messages.engine import RAISED, ROW_FAILURES, TIER_READS
+from pdcluster_worker.messages.engine import RAISED, ROW_FAILURES, TIER_LOOKUPS, TIER_READS
 from pdcluster_worker.messages.engine_settings import MOST_DRAFTS
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.requests import ConstraintKind, FinishReason
@@ -157,12 +157,25 @@ class Metrics:
     kv_tier_bytes = counter("KV bytes copied to a tier and from it", "tier", "direction")
     kv_tier_evictions = counter("KV blocks that left a tier for others", "tier")
     kv_tier_damaged_blocks = counter("KV blocks that were not whole in a tier when read", "tier")
-    kv_tier_stopped = gauge("engines whose tier takes no more blocks, as on a full disk", "tier")
+    kv_tier_absent_blocks = counter(
+        "KV blocks that others had deleted from a shared tier when read", "tier"
+    )
+    kv_tier_failures = counter(
+        "copies and lookups that a tier refused or did not answer in time", "tier"
+    )
+    kv_tier_stopped = gauge(
+        "engines whose tier takes no blocks or is not read now, as on a full disk", "tier"
+    )
     kv_tier_reads = counter(
         "prefixes that tiers had; read: from there, slow: so, in more time than to compute them, "
-        "computed: since that was expected to be faster",
+        "computed: since that was expected to be faster, given_up: since reading took too long",
         "choice",
         first=TIER_READS,
+    )
+    kv_tier_lookups = counter(
+        "prefixes that a shared tier was asked for; late: it was not waited for",
+        "outcome",
+        first=TIER_LOOKUPS,
     )
     kv_transfer_seconds = histogram("first write to last acknowledgement of one request's KV")
     kv_transfer_bytes = counter("KV bytes moved", "direction", first=("sent", "received"))

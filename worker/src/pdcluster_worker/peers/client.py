@@ -314,6 +314,7 @@ class Peer:
 
     def _on_report(self, report: Report) -> None:
         before, self.load = self._standing, report.load
+        self._local.index.share(self.key, report.load.store)
         self._report_change(before)
         if report.snapshot:
             self._local.index.snapshot(self.key, report.stored)

@@ -50,6 +50,13 @@ class DisaggregationRecord(msgspec.Struct, frozen=True):
     transport_note: str = ""
 
 
+class StoppedTier(msgspec.Struct, frozen=True):
+    """A tier of KV that takes no blocks, or is not read, and why."""
+
+    tier: str
+    reason: str
+
+
 class EngineRecord(msgspec.Struct, frozen=True):
     """One of several engines of a worker."""
 
@@ -79,6 +86,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     disaggregation: DisaggregationRecord | None = None
     engines: list[EngineRecord] = []
     pod_role: Role | None = None
+    stopped_tiers: list[StoppedTier] = []
     schema: Literal[1] = SCHEMA
 
 

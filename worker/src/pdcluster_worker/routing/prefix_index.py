@@ -41,16 +41,36 @@ _FIRST_LOOKUPS = 4  # an unknown prompt costs only these
 _LOOKUPS_AT_ONCE = 32
 
 
+SHARED_CREDIT = 0.5
+"""Part of a hit that a block in a shared store counts as: to read it takes longer than a hit in the
+worker's own cache, and less than to compute it.
+"""
+
+
+def credited(num_own: int, num_shared: int) -> int:
+    """Leading blocks that a worker has itself, and for part those that it finds in a store.
+
+    >>> credited(4, 0), credited(4, 10), credited(10, 4)
+    (4, 7, 10)
+    """
+    return num_own + int(SHARED_CREDIT * max(0, num_shared - num_own))
+
+
 class PrefixIndex:
     """From the workers' events, one table from block hash to a bit set of workers, so one walk over
     a prompt's hashes covers all.
 
-    Beyond `max_blocks` the oldest blocks go: a missed hit costs less than a false one."""
+    Beyond `max_blocks` the oldest blocks go: a missed hit costs less than a false one.
+
+    A block of any worker of a shared store is in that store too, or soon, so all its workers have
+    credit for it (`credited`).
+    """
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._table: dict[bytes, int] = {}
         self._max_blocks = max_blocks
         self._bits: dict[str, int] = {}  # of each worker, one bit
+        self._stores: dict[str, str] = {}  # of each worker that has one
         self._free_bits: list[int] = []
         self._num_bits = 0
         self._retired = 0  # bits dropped since clearing began
@@ -62,8 +82,10 @@ class PrefixIndex:
         return len(self._table)
 
     def snapshot(self, worker: str, hashes: Iterable[bytes]) -> None:
+        store = self._stores.get(worker, "")
         self.drop(worker)
         self.apply(worker, hashes, ())
+        self.share(worker, store)
 
     def apply(self, worker: str, stored: Iterable[bytes], removed: Iterable[bytes]) -> None:
         """A hash in both lists ends as removed: a missed hit costs less than a false one."""
@@ -92,7 +114,15 @@ class PrefixIndex:
     def drop(self, worker: str) -> None:
         """Unknown workers are a no-op."""
         self._retired |= self._bits.pop(worker, 0)
+        self._stores.pop(worker, None)
         self._clear_some()
+
+    def share(self, worker: str, store: str) -> None:
+        """It reads from and writes to this store; "" = from none."""
+        if store:
+            self._stores[worker] = store
+        else:
+            self._stores.pop(worker, None)
 
     def hashes(self, worker: str) -> frozenset[bytes]:
         """Walks the whole index."""
@@ -100,15 +130,36 @@ class PrefixIndex:
         return frozenset(block for block, mask in self._table.items() if mask & bit)
 
     def match(self, worker: str, hashes: Sequence[bytes]) -> int:
-        """Leading blocks of `hashes` that the worker has."""
-        bit, table = self._bits.get(worker, 0), self._table
+        """Leading blocks of `hashes` that the worker has, or has credit for."""
+        num_own = self._leading(hashes, self._bits.get(worker, 0))
+        return credited(num_own, self.match_store(self._stores.get(worker, ""), hashes))
+
+    def match_store(self, store: str, hashes: Sequence[bytes]) -> int:
+        """Leading blocks of `hashes` that workers of a store have, together."""
+        mask = 0
+        for worker, its_store in self._stores.items():
+            mask |= self._bits.get(worker, 0) if its_store == store else 0
+        return self._leading(hashes, mask)
+
+    def match_all(self, hashes: Sequence[bytes]) -> dict[str, int]:
+        """Leading blocks of `hashes` that each worker has, or has credit for; workers with none are
+        left out.
+        """
+        found = self._match_own(hashes)
+        in_store = {store: self.match_store(store, hashes) for store in {*self._stores.values()}}
+        for worker, store in self._stores.items():
+            if num_blocks := credited(found.get(worker, 0), in_store[store]):
+                found[worker] = num_blocks
+        return found
+
+    def _leading(self, hashes: Sequence[bytes], mask: int) -> int:
+        table = self._table
         for num_matched, block in enumerate(hashes):
-            if not table.get(block, 0) & bit:
+            if not table.get(block, 0) & mask:
                 return num_matched
         return len(hashes)
 
-    def match_all(self, hashes: Sequence[bytes]) -> dict[str, int]:
-        """Leading blocks of `hashes` that each worker has; workers with none are left out."""
+    def _match_own(self, hashes: Sequence[bytes]) -> dict[str, int]:
         matching, get = sum(self._bits.values()), self._table.get
         ended: list[tuple[int, int]] = []  # (bits of workers, leading blocks that they have)
         end = 0

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.text import shortened
 from pdcluster_worker.config.worker import NO_ACCELERATOR, Role
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.block_hash import request_hashes
@@ -14,14 +15,15 @@ from pdcluster_worker.messages.engine import BlockEvents, EngineReady, EngineSta
 from pdcluster_worker.messages.peers import PrefillPlace, Report, TierLoad, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.peers.records import WorkerState
+from pdcluster_worker.peers.records import StoppedTier, WorkerState
 from pdcluster_worker.routing.prefill_choice import (
     REQUESTING_HEADS,
     CreditQueue,
     LinkRates,
     RemoteRatio,
 )
-from pdcluster_worker.routing.prefix_index import PrefixIndex
+from pdcluster_worker.routing.prefix_index import PrefixIndex, credited
+from pdcluster_worker.serving.disaggregation_stats import MAX_REASON
 from pdcluster_worker.serving.engines.client import EngineStalledError
 from pdcluster_worker.serving.engines.engines import Engine, Engines
 from pdcluster_worker.serving.estimation import Estimation
@@ -284,6 +286,16 @@ class WorkerContext:
             tiers=_tiers(reported),
         )
 
+    def matched_blocks(self, hashes: Sequence[bytes], num_own: int) -> int:
+        """Leading blocks that this worker has, and has credit for in a store that it shares."""
+        store = self.load().store
+        return credited(num_own, self.blocks.match_store(store, hashes) if store else 0)
+
+    @property
+    def stopped_tiers(self) -> list[StoppedTier]:
+        stats = (engine.client.stats for engine in self.engines)
+        return list(_stopped_tiers(each for each in stats if each is not None))
+
     async def reports(self) -> AsyncGenerator[Report, None]:
         """A snapshot, then load and cache changes each second and state change."""
         announced = asyncio.Event()
@@ -364,6 +376,13 @@ def merge(events: list[BlockEvents]) -> tuple[list[bytes], list[bytes], bool]:
     return [h for h, stored in final.items() if stored], removed, is_whole
 
 
+def _stopped_tiers(reported: Iterable[EngineStats]) -> Iterator[StoppedTier]:
+    """One for each tier that has stopped in any engine."""
+    reasons = {tier.name: tier.reason for stats in reported for tier in stats.tiers if tier.reason}
+    for name, reason in reasons.items():
+        yield StoppedTier(name, shortened(reason, MAX_REASON))
+
+
 def _tiers(reported: list[EngineStats]) -> tuple[TierLoad, ...]:
     """Tiers of several engines of a worker, which have the same, together."""
     of_engines = zip(*(stats.tiers for stats in reported), strict=False)
@@ -372,6 +391,7 @@ def _tiers(reported: list[EngineStats]) -> tuple[TierLoad, ...]:
             tiers[0].name,
             sum(tier.stored for tier in tiers),
             sum(tier.num_slots for tier in tiers),
+            "" if any(tier.reason for tier in tiers) else tiers[0].store,
         )
         for tiers in of_engines
     )

@@ -251,20 +251,21 @@ class WorkerRuntime:
         self._record = self._make_record(http_port, port)
         self._discovery.start(self._record)
         self.worker.on_engines = self._on_engines
-        if self._disaggregation_stats is not None:
-            self._polling.append(
-                asyncio.create_task(
-                    self._poll_forever(self._disaggregation_stats), name="disaggregation"
-                )
-            )
+        if self.worker.engineless is None:
+            self._polling.append(asyncio.create_task(self._poll_forever(), name="record"))
         if self.ingress is not None:
             self._polling.append(asyncio.create_task(self.view.run(), name="history"))
 
-    async def _poll_forever(self, stats: DisaggregationStats) -> None:
+    async def _poll_forever(self) -> None:
+        """Keep what the record says of disaggregation and tiers up to date."""
+        stats = self._disaggregation_stats
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            if stats.poll():
+            before = self._record
+            if stats is not None and stats.poll():
                 self._record = replace(self._record, disaggregation=stats.stated)
+            self._record = replace(self._record, stopped_tiers=self.worker.stopped_tiers)
+            if self._record != before:
                 self._discovery.update(self._record)
 
     def problem(self) -> str | None:

@@ -182,6 +182,9 @@ class WorkerDisaggregation:
     transport_note: str = ""  # why not the transport that engine.transport asks for; empty = it did
 
 
+StoppedTiers = tuple[tuple[str, str], ...]
+
+
 @dataclass(frozen=True)
 class WorkerRecords:
     """Worker records and drain commands of a cluster, from etcd."""
@@ -201,6 +204,8 @@ class WorkerRecords:
     again_seconds: float | None = None  # with an error: after which it is asked again
     # devices of the workers that report one, by pod
     devices: Mapping[str, WorkerDevice] = field(default_factory=dict)
+    # (tier of KV, why it does not work) of the workers that have any, by pod
+    stopped_tiers: Mapping[str, StoppedTiers] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -240,6 +240,9 @@ class OffloadDecider:
             worker.engines.cached_tokens(engine, request.hashes, num_tokens),
             self.prefixes.local_tokens(request),
         )
+        own_blocks = cached_tokens // worker.block_size
+        credited_tokens = worker.matched_blocks(request.hashes, own_blocks) * worker.block_size
+        cached_tokens = max(cached_tokens, min(credited_tokens, num_tokens - 1))
         to_move = max(0, num_tokens - cached_tokens)
         facts = OffloadFacts(
             prompt_tokens=num_tokens,

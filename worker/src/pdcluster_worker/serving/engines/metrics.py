@@ -103,11 +103,16 @@ class EngineMetrics:
                 (metrics.kv_tier_bytes.labels(tier.name, "loaded"), "loaded_bytes"),
                 (metrics.kv_tier_evictions.labels(tier.name), "evictions"),
                 (metrics.kv_tier_damaged_blocks.labels(tier.name), "damaged"),
+                (metrics.kv_tier_absent_blocks.labels(tier.name), "absent"),
+                (metrics.kv_tier_failures.labels(tier.name), "failures"),
             ):
                 counter.inc(getattr(tier, field) - getattr(past, field))
         choices = last.tier_reads if last else {}
         for choice, count in stats.tier_reads.items():
             metrics.kv_tier_reads.labels(choice).inc(count - choices.get(choice, 0))
+        outcomes = last.tier_lookups if last else {}
+        for outcome, count in stats.tier_lookups.items():
+            metrics.kv_tier_lookups.labels(outcome).inc(count - outcomes.get(outcome, 0))
 
     def _set_gauges(self) -> None:
         metrics, all_stats = self._metrics, list(self._last.values())

@@ -259,7 +259,8 @@ class DecodeRouter:
             )
             matched = matches.get(self._pod, 0)
             if policy.kv_events and hashes:
-                matched = max(matched, self._worker.engines.matched_blocks(hashes))
+                own = max(matched, self._worker.engines.matched_blocks(hashes))
+                matched = self._worker.matched_blocks(hashes, own)
             candidates.append(
                 _candidate(self._pod, charges, load, matched, self._pod in recent, is_self=True)
             )
