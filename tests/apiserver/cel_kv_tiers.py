@@ -9,6 +9,8 @@ Case = tuple[Change, Change]
 
 HOST: dict[str, Any] = {"type": "host", "size": "1Gi"}
 DISK: dict[str, Any] = {"type": "disk", "size": "2Gi", "path": "/kv"}
+SERVER: dict[str, Any] = {"type": "shared", "url": "rediss://kv.cache:6379/1"}
+SECRET = {"passwordSecret": "kv"}
 SHARED: dict[str, Any] = {"type": "shared", "size": "2Gi", "path": "/mnt/kv"}
 
 
@@ -28,6 +30,11 @@ def list_cases(place: str, base: Change) -> list[Case]:
         case([HOST, SHARED], [SHARED]),
         case([HOST, DISK, SHARED], [HOST, SHARED, DISK]),
         case([HOST, SHARED], [HOST, {"type": "shared", "size": "2Gi"}]),
+        case([HOST, SERVER], [HOST, {**SERVER, "url": "redis://me:secret@kv"}]),
+        case([HOST, SERVER], [HOST, {**SERVER, "size": "2Gi"}]),
+        case([HOST, SERVER], [HOST, {**SERVER, "path": "/mnt/kv"}]),
+        case([HOST, SERVER | SECRET], [HOST, SHARED | SECRET]),
+        case([HOST], [{"type": "host"}]),
     ]
 
 

@@ -902,17 +902,17 @@ BAD = [
             (
                 [HOST_TIER, {"type": "shared", "url": "redis://kv", "size": 1}],
                 "[1].size",
-                "is the limit of a tier that the workers keep, and not of a url, not 1; give it",
+                "is the limit of a tier that the workers keep, and not of a url; give it without",
             ),
             (
                 [HOST_TIER, {"type": "shared", "url": "redis://kv", "size": 1, "path": "/kv"}],
                 "[1].url",
-                "is for type: shared without a path, not redis://kv; leave url or path out",
+                "is for type: shared without a path; leave url or path out",
             ),
             (
                 [{"type": "disk", "url": "redis://kv"}],
                 "[0].url",
-                "is for type: shared without a path, not redis://kv; leave url or path out",
+                "is for type: shared without a path; leave url or path out",
             ),
             (
                 [HOST_TIER, {"type": "shared", "url": "redis://me:secret@kv"}],
@@ -927,7 +927,7 @@ BAD = [
             (
                 [HOST_TIER, {"type": "shared", "size": 1, "path": "/kv", "passwordSecret": "kv"}],
                 "[1].passwordSecret",
-                "is for a url, not kv; give the url, or leave it out",
+                "is for a url; give the url, or leave it out",
             ),
             (
                 [{"type": "host", "size": "64GB"}],
