@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 from pdcluster_worker.kv_tiers.directory_store import FOLDER, NUM_FOLDERS, DirectoryStore
@@ -28,8 +28,8 @@ from pdcluster_worker.kv_tiers.shared import SharedTier, fingerprint_of
 
 BLOCK_BYTES, SIZE = 60_000, 4 << 20
 SHARED_SIZE = 256 * 12 * 65_536
-NUM_KEYS = 40
-"""Keys of a shared directory, in two of its folders, which are full then."""
+KEY_FOLDERS, NUM_KEYS = 24, 384
+"""Folders of a shared directory, which are full then, and keys in them."""
 
 
 def main() -> int:
@@ -92,10 +92,11 @@ def open_shared(folder: Path) -> SharedTier:
 
 
 def key_of(number: int) -> bytes:
-    """In one of two folders."""
-    return bytes([number % 2]) + number.to_bytes(31, "big")
+    """In one of `KEY_FOLDERS`."""
+    return bytes([number % KEY_FOLDERS]) + number.to_bytes(31, "big")
 
 
+@lru_cache(NUM_KEYS)
 def block_of(number: int) -> memoryview:
     return memoryview(random.Random(number).randbytes(BLOCK_BYTES))
 
@@ -173,8 +174,8 @@ def check_shared(folder: Path, _: set[int]) -> tuple[int, int, int]:
                 wrong += 1
         except LookupError:
             torn += 1
-    for name in ("00", "01"):
-        wrong += num_bytes(folder / FOLDER / name) > SHARED_SIZE // NUM_FOLDERS
+    for number in range(KEY_FOLDERS):
+        wrong += num_bytes(folder / FOLDER / f"{number:02x}") > SHARED_SIZE // NUM_FOLDERS
     return whole, torn, wrong
 
 

@@ -32,7 +32,7 @@ IDENTITY = "identity"
 LEAST_ENTRIES = 2
 """That a folder has room for."""
 
-LEFT_SECONDS = 600.0
+LEFT_SECONDS = 60.0
 """A file that was not finished for so long is of a worker that was killed."""
 
 USED_SECONDS = 60.0
