@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from pdcluster_worker.engine import block_pool
 from pdcluster_worker.engine.block_pool import PrefixCache
 from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.block_hash import block_hashes
@@ -38,6 +39,20 @@ def test_everything_is_reported_again_under_the_next_number():
     cache.begin_snapshot()
     assert cache.take_events() == m.BlockEvents([], [], sequence=4, is_cleared=True)
     assert cache.take_events() is None
+
+
+def test_more_hashes_than_a_message_takes_are_reported_in_parts(monkeypatch):
+    monkeypatch.setattr(block_pool, "MOST_HASHES", 3)
+    cache = PrefixCache()
+    for block, block_hash in enumerate([b"a", b"b", b"c", b"d"]):
+        cache.insert(block, block_hash)
+    cache.begin_snapshot()
+    assert cache.take_events() == m.BlockEvents([b"a", b"b", b"c"], [], 1, is_cleared=True)
+    assert cache.has_events
+    cache.drop(0)
+    cache.drop(3)  # its part has not been sent
+    assert cache.take_events() == m.BlockEvents([], [b"a"], sequence=2)
+    assert not cache.has_events
 
 
 def test_engine_reports_its_whole_cache_on_request(engine, spec):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pdcluster_worker.engine import block_pool
 from pdcluster_worker.engine.store_lookups import LOOKUP_SECONDS
 from pdcluster_worker.engine.tier import SHARED_STUCK_SECONDS
 from pdcluster_worker.messages import engine as m
@@ -181,3 +182,20 @@ def test_a_receive_asks_and_reads_before_it_reserves(reader):
     reader.tiers.copy()
     reader.step()
     assert [each.cached_tokens for each in reader.of(m.ReceiveReady)] == [36]
+
+
+def test_hashes_of_a_large_tier_are_reported_in_parts_though_nothing_else_is_to_do(
+    reader, monkeypatch
+):
+    monkeypatch.setattr(block_pool, "MOST_HASHES", 4)
+    ask(reader, "mine", LONG)
+    finish(reader)
+    reader.handle(m.AskSnapshot())
+    num_parts = 1
+    while reader.core.next_wake_seconds() == 0.0:
+        reader.step()
+        num_parts += 1
+    assert num_parts >= 3
+    parts = reader.of(m.BlockEvents)[-num_parts:]
+    assert [part.is_cleared for part in parts] == [True] + [False] * (num_parts - 1)
+    assert {key for part in parts for key in part.stored} >= set(hashes(reader, LONG)[:9])

@@ -63,3 +63,18 @@ def test_what_would_fill_the_status_is_cut() -> None:
     )
 
     assert found == WorkerDisaggregation("t" * 63, (("p" * 63, "x" * 397 + "..."),) * 8, 50)
+
+
+def test_tiers_that_stopped_are_read_and_what_is_no_list_hides_nothing() -> None:
+    stopped = [{"tier": "disk", "reason": "No space left"}] * 9
+    record = parse_record(
+        "decode/cpu/d-0", json.dumps({**RECORD, "stopped_tiers": stopped}).encode()
+    )
+    assert record is not None
+    assert record.stopped_tiers == (("disk", "No space left"),) * 3
+    for wrong in (7, [1], [{"tier": "disk"}], None, {"tier": 1}):
+        record = parse_record(
+            "decode/cpu/d-0", json.dumps({**RECORD, "stopped_tiers": wrong}).encode()
+        )
+        assert record is not None
+        assert (record.state, record.stopped_tiers) == ("ready", ())

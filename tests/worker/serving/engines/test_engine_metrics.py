@@ -184,7 +184,11 @@ def test_constraints_are_counted_by_kind_and_their_compiles_timed(metrics, engin
 def test_tiers_are_counted_by_name_over_all_engines(metrics, engine):
     host = TierStats("host", 100, stored=40, saved_bytes=500, loaded_bytes=70, evictions=3)
     disk = TierStats("disk", 900, stored=10, damaged=2, reason="No space left on device")
-    first = msgspec.structs.replace(STATS, tiers=[host, disk], tier_reads={"read": 5, "slow": 1})
+    disk.absent, disk.failures = 4, 5
+    lookups = {"found": 3, "late": 1}
+    first = msgspec.structs.replace(
+        STATS, tiers=[host, disk], tier_reads={"read": 5, "slow": 1}, tier_lookups=lookups
+    )
     engine.update(first)
     more = TierStats("host", 100, stored=50, saved_bytes=800, loaded_bytes=70, evictions=4)
     engine.update(msgspec.structs.replace(first, tiers=[more, disk], tier_reads={"read": 7}))
@@ -200,3 +204,7 @@ def test_tiers_are_counted_by_name_over_all_engines(metrics, engine):
     assert sample(metrics, "kv_tier_stopped", tier="host") == 0
     assert sample(metrics, "kv_tier_reads_total", choice="read") == 12
     assert sample(metrics, "kv_tier_reads_total", choice="slow") == 2
+    assert sample(metrics, "kv_tier_absent_blocks_total", tier="disk") == 8
+    assert sample(metrics, "kv_tier_failures_total", tier="disk") == 10
+    assert sample(metrics, "kv_tier_lookups_total", outcome="found") == 6
+    assert sample(metrics, "kv_tier_lookups_total", outcome="late") == 2
