@@ -1,13 +1,12 @@
 """Milliseconds of single steps of the engine: the model's runner alone, without scheduler, server
 and client.
 
-    bench/steps.py [--threads N] [--dtype DTYPE] [--times N] [--spin N] [--cases CASE,...] [--budget
-    TOKENS]
+    bench/steps.py [--threads N] [--dtype DTYPE] [--kv DTYPE] [--times N] [--spin N]
+    [--cases CASE,...] [--budget TOKENS]
 
-Cases: decodeB (B requests of 283 tokens), longB (of 1037), prefillN (a new prompt of N tokens),
-       chunkN (the last N
-tokens of a prompt of 1024), mixed (15 decodes beside a chunk of 241).  Run it on a machine that
-does nothing else.
+Cases: decodeB (B requests of 283 tokens), longB (of 1037), deepB (of 2048), prefillN (a new prompt
+of N tokens), chunkN (the last N tokens of a prompt of 1024), mixed (15 decodes beside a chunk of
+241).  Run it on a machine that does nothing else.
 """
 
 import argparse
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pdcluster_worker.engine.request import Batch, Scheduled
+    from pdcluster_worker.model.ops.stored_kv import StoredKV
     from pdcluster_worker.model.runner import Runner
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
@@ -48,19 +48,23 @@ def main() -> int:
     os.environ["GOMP_SPINCOUNT"] = str(options.spin)
     from pdcluster_worker.config.engine import EngineConfig
     from pdcluster_worker.config.worker import ModelConfig
+    from pdcluster_worker.model.kv_size import stored_kv
     from pdcluster_worker.model.runner_loader import open_runner
 
     engine = EngineConfig(
-        max_batched_tokens=options.budget, kv_cache_memory=1 << 30, threads=options.threads
+        max_batched_tokens=options.budget,
+        kv_cache_memory=4 << 30,
+        kv_cache_dtype=options.kv,
+        threads=options.threads,
     )
     runner, cache, info = open_runner(
         ModelConfig(name="m", path=str(MODEL), dtype=options.dtype), engine
     )
     print(
-        f"dtype {info.dtype}, {options.threads} threads, spin count {options.spin}, median of "
-        f"{options.times}"
+        f"dtype {info.dtype}, KV {info.geometry.dtype}, {options.threads} threads, "
+        f"spin count {options.spin}, median of {options.times}"
     )
-    cache.tensor.normal_()  # memory that was never written is one page of zeros, read from a cache
+    fill(stored_kv(cache.tensor, info.geometry))
     for name in options.cases.split(","):
         batch = make_batch(name, Blocks(cache.num_blocks))
         taken = measure(runner, batch, options.times)
@@ -71,6 +75,17 @@ def main() -> int:
     return 0
 
 
+def fill(cache: "StoredKV") -> None:
+    """Memory that was never written is one page of zeros, read from a cache."""
+    if cache.scales is None:
+        cache.rows.normal_()
+        return
+    import torch
+
+    cache.rows.view(torch.int8).random_(-100, 100)
+    cache.scales.fill_(0.02)
+
+
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -78,6 +93,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--kv", default="auto", choices=("auto", "bf16", "fp8_e4m3", "int8"))
     parser.add_argument("--times", type=int, default=15)
     parser.add_argument("--spin", type=int, default=20_000)
     parser.add_argument("--budget", type=int, default=2048)
@@ -92,8 +108,8 @@ def make_batch(name: str, blocks: Blocks) -> "Batch":
     found = re.fullmatch(r"([a-z]+)(\d*)", name)
     kind, number = found.groups() if found else (name, "")
     match kind:
-        case "decode" | "long":
-            context = 283 if kind == "decode" else 1037
+        case "decode" | "long" | "deep":
+            context = {"decode": 283, "long": 1037, "deep": 2048}[kind]
             items = [scheduled(f"r{index}", context, 1, blocks) for index in range(int(number))]
         case "prefill":
             items = [scheduled("p", int(number), int(number), blocks)]
@@ -106,7 +122,7 @@ def make_batch(name: str, blocks: Blocks) -> "Batch":
             ]
         case _:
             raise SystemExit(
-                f"unknown case {name}: choose decodeB, longB, prefillN, chunkN or mixed"
+                f"unknown case {name}: choose decodeB, longB, deepB, prefillN, chunkN or mixed"
             )
     return Batch(tuple(items))
 
