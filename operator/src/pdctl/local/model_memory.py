@@ -230,8 +230,11 @@ class _PoolFit:
         return 4 if self._spec.model.dtype == "float32" else 2
 
     def _kv_itemsize(self) -> float:
+        own = self._engine.kv_cache_dtype
+        if not self._engine.is_stock and own in ("int8", "fp8_e4m3"):
+            return 1.0 + 4 / self._model.shape.head_dim  # a scale for each row
         if not self._engine.is_stock:
-            return self._itemsize()
+            return 2.0 if own == "bf16" else self._itemsize()
         kind = self._flags.get("kv-cache-dtype", "auto")
         if kind == "auto":
             return 1.0 if self._model.has_small_kv else self._itemsize()

@@ -151,6 +151,26 @@ def test_kv_of_eight_bits_takes_half(
     assert warnings_of(cluster("H100", engine | {"maxModelLen": largest + 8}), model) != []
 
 
+@pytest.mark.parametrize(
+    ("kind", "row_bytes"), [("auto", 256), ("bf16", 256), ("int8", 132), ("fp8_e4m3", 132)]
+)
+def test_kv_of_our_engine_takes_what_its_dtype_does(
+    tmp_path: Path, kind: str, row_bytes: int
+) -> None:
+    """Of a model with 80 layers, 8 KV heads and heads of 128; one block is to spare."""
+    model = folder(tmp_path, {**LLAMA_70B, "max_position_embeddings": 1 << 20}, 1.0)
+    engine = {"kvCacheDtype": kind, "kvCacheMemory": 10 * GB}
+    largest = (10 * GB // (16 * 80 * 8 * 2 * row_bytes) - 1) * 16
+
+    assert not any(
+        "refuse" in one or "takes" in one
+        for one in warnings_of(cluster("H100", engine | {"maxModelLen": largest}), model)
+    )
+    assert (
+        warnings_of(cluster("H100", engine | {"maxModelLen": largest + 1}), model)[0] == "refused"
+    )
+
+
 def test_units_that_a_type_lacks_are_a_warning_without_a_folder() -> None:
     engine = {**VLLM, "args": ["--quantization", "fp8"]}
 
