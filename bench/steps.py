@@ -2,7 +2,7 @@
 and client.
 
     bench/steps.py [--threads N] [--dtype DTYPE] [--kv DTYPE] [--times N] [--spin N]
-    [--cases CASE,...] [--budget TOKENS]
+    [--cases CASE,...] [--budget TOKENS] [--cpu-time]
 
 Cases: decodeB (B requests of 283 tokens), longB (of 1037), deepB (of 2048), prefillN (a new prompt
 of N tokens), chunkN (the last N tokens of a prompt of 1024), mixed (15 decodes beside a chunk of
@@ -15,6 +15,7 @@ import random
 import re
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,8 @@ def main() -> int:
     fill(stored_kv(cache.tensor, info.geometry))
     for name in options.cases.split(","):
         batch = make_batch(name, Blocks(cache.num_blocks))
-        taken = measure(runner, batch, options.times)
+        clock = time.process_time if options.cpu_time else time.perf_counter
+        taken = measure(runner, batch, options.times, clock)
         spread = f"[{min(taken):.1f} - {max(taken):.1f}]"
         print(f"{name:12} {statistics.median(taken):8.2f} ms {spread}", flush=True)
         for item in batch.items:
@@ -98,6 +100,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--spin", type=int, default=20_000)
     parser.add_argument("--budget", type=int, default=2048)
     parser.add_argument("--cases", default=CASES)
+    parser.add_argument("--cpu-time", action="store_true", help="of all threads, on a busy machine")
     return parser.parse_args()
 
 
@@ -139,14 +142,16 @@ def scheduled(name: str, context: int, num_tokens: int, blocks: Blocks) -> "Sche
     return Scheduled.of(request, num_tokens)
 
 
-def measure(runner: "Runner", batch: "Batch", times: int) -> list[float]:
+def measure(
+    runner: "Runner", batch: "Batch", times: int, clock: Callable[[], float]
+) -> list[float]:
     """Milliseconds of each run of the same step, after a few that do not count."""
     taken = []
     for turn in range(WARM_UP + times):
-        start = time.perf_counter()
+        start = clock()
         runner.execute(batch)
         if turn >= WARM_UP:
-            taken.append((time.perf_counter() - start) * 1e3)
+            taken.append((clock() - start) * 1e3)
     return taken
 
 

@@ -96,6 +96,14 @@ BELOW = "maxBatchedTokens (256) is below the longest request of 300 tokens: rais
     [
         ("engine: {blokSize: 16}", "unknown field `blokSize` - at `$.engine`"),
         ("engine: {device: gpu}", "'gpu' - at `$.engine.device`: write one of auto, cpu, cuda"),
+        (
+            "engine: {kvCacheDtype: fp8}",
+            "'fp8' - at `$.engine.kvCacheDtype`: write one of auto, bf16, fp8_e4m3, int8",
+        ),
+        (
+            "engine: {type: vllm, kvCacheDtype: int8}",
+            "kvCacheDtype is for engine type pdcluster, not vllm: leave it out",
+        ),
         ("engine: {kvTiers: [{type: disk, size: 9}]}", "path is for tiers of type disk and shared"),
         ("engine: {kvTiers: [{type: host, size: 0}]}", "size is for tiers without a url, which n"),
         (
