@@ -1,4 +1,4 @@
-"""What quantized KV costs in quality: perplexity, and greedy tokens that are those of bf16 KV.
+"""Measures perplexity over quantized KV, and greedy tokens beside those over bf16 KV.
 
     bench/kv_quality.py [--model FOLDER] [--dtype DTYPE] [--windows N] [--tokens N] [--output N]
 

@@ -14,7 +14,7 @@ VALUES = 2 * 2 * 2 * BLOCK  # of a block: 2 layers, 2 KV heads, keys and values
 
 @pytest.mark.parametrize(("kind", "row_bytes"), [("int8", 20), ("fp8_e4m3", 20), ("bf16", 32)])
 def test_a_pair_moves_and_holds_what_its_dtype_takes(new_cluster, prompts, kind, row_bytes):
-    """Of a model with heads of 16."""
+    """The heads of this model have 16 numbers."""
     cluster: NewCluster = new_cluster(f"kv-{kind.replace('_', '-')}")
     pair = [
         cluster.add_worker(

@@ -157,7 +157,7 @@ def test_kv_of_eight_bits_takes_half(
 def test_kv_of_our_engine_takes_what_its_dtype_does(
     tmp_path: Path, kind: str, row_bytes: int
 ) -> None:
-    """Of a model with 80 layers, 8 KV heads and heads of 128; one block is to spare."""
+    """A model with 80 layers, 8 KV heads and heads of 128; one block is to spare."""
     model = folder(tmp_path, {**LLAMA_70B, "max_position_embeddings": 1 << 20}, 1.0)
     engine = {"kvCacheDtype": kind, "kvCacheMemory": 10 * GB}
     largest = (10 * GB // (16 * 80 * 8 * 2 * row_bytes) - 1) * 16
