@@ -20,7 +20,7 @@ unset PYTHONPATH
 start=$SECONDS
 "$uv" venv --quiet env
 "$uv" pip install --quiet --python env/bin/python --find-links "$dist" -c "$dist"/pdcluster-*-constraints.txt \
-    --excludes "$tools/scripts/cuda_packages.txt" --excludes <(echo triton) 'pdcluster[worker]'
+    --excludes "$tools/scripts/cuda_packages.txt" --excludes <(echo triton) 'pdcluster[worker,simulate]'
 "$uv" run --quiet --script "$tools/scripts/torch_without_cuda.py" env/bin/python
 echo "installed in $((SECONDS - start)) s: $(du -sm env | cut -f1) MB"
 ask() { curl -sS "http://127.0.0.1:$port/v1/$1" -H 'Content-Type: application/json' "${@:2}"; }
@@ -28,6 +28,8 @@ ask() { curl -sS "http://127.0.0.1:$port/v1/$1" -H 'Content-Type: application/js
 env/bin/pdctl --version | grep -F "$(sed -n 's/.*  pdcluster-\(.*\)\.tgz$/\1/p' "$dist/SHA256SUMS")"
 env/bin/pdctl init "$model" --output served.yaml
 env/bin/pdctl validate served.yaml
+for i in 1 2 3 4; do echo '{"timestamp": '"$i"'00, "input_length": 200, "output_length": 20}'; done >requests.jsonl
+env/bin/pdctl simulate "$tools/examples/traces/llm-70b.yaml" --trace requests.jsonl --model "$model" | head -1
 env/bin/pdctl up served.yaml --port "$port" >up.log 2>&1 &
 up=$!
 for _ in $(seq 180); do
