@@ -128,6 +128,15 @@ REFUSED = {
         {"extraEnv": [{"name": name, "value": name} for name in ("A", "NO_PROXY", "NO_PROXY")]},
         "extraEnv: NO_PROXY is there twice; give each name once",
     ),
+    "a request over its limit": (
+        {"resources": {"requests": {"cpu": "1500m"}}},
+        "resources.requests.cpu: 1500m is over the limit of 1; lower it, or raise resources.limits"
+        ".cpu",
+    ),
+    "a request over its limit, in other units": (
+        {"resources": {"requests": {"memory": "1Gi"}, "limits": {"memory": "1000M"}}},
+        "resources.requests.memory: 1Gi is over the limit of 1000M; lower it",
+    ),
     "a variable without a name": ({"extraEnv": [{"value": "x"}]}, "extraEnv.0: name is required"),
     "a constraint without its key": (
         {"topologySpreadConstraints": [{"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}]},

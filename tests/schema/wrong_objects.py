@@ -1113,6 +1113,11 @@ BAD = [
         "needs an estimate of the completion, and estimator ema has none; set estimator to rwt or",
     ),
     wrong(
+        "spec.qos.estimation.sloGranularitySeconds",
+        1e-6,
+        "must be at least 0.001, not 1e-06; raise it",
+    ),
+    wrong(
         "spec.qos.estimation.lateGroups",
         "Late",
         "must be 'Keep', 'Defer' or 'Evict', not 'Late'",

@@ -41,6 +41,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
+{{/* A quantity of Kubernetes as a number, in thousandths. */}}
+{{- define "pdcluster.milli" -}}
+{{- $units := dict "m" 1 "" 1e3 "k" 1e6 "M" 1e9 "G" 1e12 "T" 1e15 "Ki" 1024e3 "Mi" 1048576e3 "Gi" 1073741824e3 "Ti" 1099511627776e3 -}}
+{{- $number := regexFind "^[0-9.e+]+" (toString .) -}}
+{{ printf "%f" (mulf (float64 $number) (get $units (trimPrefix $number (toString .)))) }}
+{{- end -}}
+
 {{/* Whether objects of a kind of the Prometheus operator are made: true, or auto where the API server has the kind. */}}
 {{- define "pdcluster.isMade" -}}
 {{- $exists := .root.Capabilities.APIVersions.Has (printf "monitoring.coreos.com/v1/%s" .kind) -}}

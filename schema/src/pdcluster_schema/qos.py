@@ -125,7 +125,7 @@ class EstimationSpec(SpecSection):
     until they are late by as much time as they had; Evict = their running requests make way too,
     and go on later.
     """
-    slo_granularity_seconds: Annotated[float, Field(gt=0.0, le=86400.0)] = 100.0
+    slo_granularity_seconds: Annotated[float, Field(ge=0.001, le=86400.0)] = 100.0
     """Deadlines in one such step are one class, of which lengths of answers are learned; requests
     of one class that are due in one such step are a request group.
     """

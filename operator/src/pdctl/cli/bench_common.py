@@ -180,6 +180,19 @@ def check_plot(path: Path | None) -> None:
         require_matplotlib("go without --plot")
 
 
+def check_out(path: Path | None) -> None:
+    """Raises StartError where it could not be written, before anything is computed."""
+    if path is None:
+        return
+    was_there = path.exists()
+    try:
+        path.open("a").close()
+    except OSError as e:
+        raise cannot_write(path, e) from e
+    if not was_there:
+        path.unlink()
+
+
 def draw(path: Path | None, drawn: Callable[[Path], None]) -> None:
     """Raises StartError."""
     if path is None:

@@ -13,7 +13,7 @@ import typer
 from pdcluster_api.errors import StartError
 from pdcluster_schema.accelerators import accelerators
 from pdcluster_schema.load import parse_applied
-from pdctl.cli.bench_common import check_plot, draw
+from pdctl.cli.bench_common import check_out, check_plot, draw
 from pdctl.cli.options import cannot_write
 from pdctl.cli.table import table
 from pdctl.sizing import tables
@@ -105,6 +105,7 @@ class SloOptions:
 def plan_for_objective(options: SloOptions) -> None:
     """Raises StartError."""
     check_plot(options.plot)
+    check_out(options.out)
     model, goal = _required(options), _objective(options)
     gpus = _counts(options.gpu or ())
     prices = _prices(options.price or (), gpus)
@@ -199,6 +200,9 @@ def _counts(texts: Sequence[str]) -> dict[str, int]:
             raise _fault(f"--gpu {gpu}: {why}; the nearest type with numbers is {near}")
         if not (1 <= number <= _MAX_GPUS and number.is_integer()):
             raise _fault(f"--gpu {gpu}={number:g}: give a whole number of 1 to {_MAX_GPUS}")
+        if gpu in found:
+            both = f"{found[gpu]} and {number:g}"
+            raise _fault(f"--gpu {gpu}: is given twice, {both}; give it once, with their sum")
         found[gpu] = int(number)
     return found
 
@@ -210,6 +214,9 @@ def _prices(texts: Sequence[str], gpus: Mapping[str, int]) -> dict[str, float]:
             raise _fault(f"--price {gpu}: is not at hand; give one of {', '.join(gpus)}")
         if not 0.0 < price < math.inf:
             raise _fault(f"--price {gpu}={price:g}: give a price above 0, or leave it out")
+        if gpu in found:
+            both = f"{found[gpu]:g} and {price:g}"
+            raise _fault(f"--price {gpu}: is given twice, {both}; give one of them")
         found[gpu] = price
     if found and (without := [gpu for gpu in gpus if gpu not in found]):
         raise _fault(f"--price: {', '.join(without)} has none; give all types a price, or none")

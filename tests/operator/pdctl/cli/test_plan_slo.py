@@ -110,6 +110,24 @@ def test_a_cache_of_an_unknown_kind_is_not_planned_by_the_roofline(folder):
 
 
 @pytest.mark.usefixtures("_without_tables")
+def test_an_output_that_cannot_be_written_is_refused_before_the_search(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("pdctl.cli.plan_slo.placements", None)
+    given = ["--model", folder, "--gpu", "B200=8", *GOAL]
+    for out in (tmp_path, tmp_path / "none" / "plan.yaml"):
+        done = plan(*given, "--out", out)
+        assert done.exit_code == 1
+        assert f"error: {out}: cannot be written:" in done.stderr.replace("\n", " ")
+
+    kept = tmp_path / "plan.yaml"
+    kept.write_text("mine")
+    refused = [*given, "--ttft", "0", "--out"]
+    assert (plan(*refused, kept).exit_code, kept.read_text()) == (2, "mine")
+    assert (plan(*refused, tmp_path / "new.yaml").exit_code, len([*tmp_path.iterdir()])) == (2, 2)
+
+
+@pytest.mark.usefixtures("_without_tables")
 def test_sglang_is_planned_aggregated_for_its_workers_move_no_kv(folder):
     done = plan("--model", folder, "--gpu", "H200=4", "--engine", "sglang", "--json", *GOAL)
     found = json.loads(done.output)
@@ -126,6 +144,14 @@ def test_sglang_is_planned_aggregated_for_its_workers_move_no_kv(folder):
         (["--gpu", "B200=0"], "--gpu B200=0: give a whole number of 1 to 1024"),
         (["--gpu", "B200=nan"], "--gpu B200=nan: give a whole number of 1 to 1024"),
         (["--gpu", "B200=inf"], "--gpu B200=inf: give a whole number of 1 to 1024"),
+        (
+            ["--gpu", "B200=16"],
+            "--gpu B200: is given twice, 8 and 16; give it once, with their sum",
+        ),
+        (
+            ["--price", "B200=1", "--price", "B200=2"],
+            "--price B200: is given twice, 1 and 2; give one of them",
+        ),
         (["--input", "100000000"], "--input: no worker holds the weights, 16 GB, and the KV of"),
         (["--gpu", "B200"], "--gpu B200: write TYPE=NUMBER, as in B200=8"),
         (["--price", "B200=0"], "--price B200=0: give a price above 0, or leave it out"),
