@@ -23,7 +23,7 @@ from typing import Any
 
 from capacity_search import LADDER, Bounds, Capacity, LostWatch, Probe, Slo, probe_of, search
 from schedulers import VARIANTS, Bench, fields_for
-from schedulers_load import LOAD, Arrival, Load, arrivals
+from schedulers_load import LOAD, Load, TimedRequest, timed_requests
 from setting import setting_lines
 
 from pdctl.figures import drawn, legend_right
@@ -145,7 +145,7 @@ class Searches:
     def slos(self) -> tuple[Slo, Slo]:
         """The strict and the relaxed one, by a decode step of this machine."""
         count, load = self.sizes.decode
-        warm, due = self._warm(), arrivals(load, count, 1e3, f"decode {self.seed}")
+        warm, due = self._warm(), timed_requests(load, count, 1e3, f"decode {self.seed}")
         step = median(self.bench.serve(VARIANTS["continuous, 2048"], warm, due).gaps)
         return Slo("strict", STRICT * step), Slo("relaxed", RELAXED * step)
 
@@ -168,8 +168,8 @@ class Searches:
     def _prober(self, fields: Mapping[str, Any], slo: Slo) -> "Prober":
         return Prober(self.bench, self.sizes, self.seed, fields, slo, self._warm())
 
-    def _warm(self) -> list[Arrival]:
-        return arrivals(self.sizes.warm, 2, 1e3, f"warm {self.seed}")
+    def _warm(self) -> list[TimedRequest]:
+        return timed_requests(self.sizes.warm, 2, 1e3, f"warm {self.seed}")
 
     def _fields(self, name: str, slo: Slo, relaxed: Slo) -> dict[str, Any]:
         fields = fields_for(name, slo.seconds)
@@ -187,12 +187,12 @@ class Prober:
     seed: str
     fields: Mapping[str, Any]
     slo: Slo
-    warm: list[Arrival]
+    warm: list[TimedRequest]
 
     def __call__(self, rate: float) -> Probe:
         """The same requests for all schedulers."""
         count = max(self.sizes.least_requests, round(rate * self.sizes.seconds))
-        due = arrivals(self.sizes.load, count, rate, self.seed)
+        due = timed_requests(self.sizes.load, count, rate, self.seed)
         lost = LostWatch(due, self.slo)
         answers = self.bench.serve(self.fields, self.warm, due, lost)
         return probe_of(rate, due, answers, lost.now)

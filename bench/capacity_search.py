@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from schedulers_load import Answers, Arrival
+from schedulers_load import Answers, TimedRequest
 
 MOST_DELAY_SECONDS = 2.0
 """Between arrival and first step, of the median among later requests."""
@@ -51,7 +51,7 @@ class Probe:
         return f"{self.rate:g} ({1e3 * self.tbt_seconds:.0f}, {self.delay_seconds:.1f}{mark})"
 
 
-def probe_of(rate: float, due: Sequence[Arrival], answers: Answers, now: float) -> Probe:
+def probe_of(rate: float, due: Sequence[TimedRequest], answers: Answers, now: float) -> Probe:
     """The figures of a load; of one that was ended, as far as it came."""
     tbt = answers.tbt(99) if answers.gaps else 0.0
     return Probe(rate, tbt, median(_later_delays(due, answers, now)), answers.is_complete(len(due)))
@@ -64,7 +64,7 @@ class LostWatch:
     slo: the loosest that is searched for.  now: when it was asked last.
     """
 
-    due: Sequence[Arrival]
+    due: Sequence[TimedRequest]
     slo: Slo
     now: float = field(default=0.0, init=False)
     _num_ended: int = field(default=0, init=False)
@@ -75,7 +75,7 @@ class LostWatch:
         if answers.num_ended == self._num_ended:
             return False
         self._num_ended = answers.num_ended
-        num_gaps = sum(arrival.spec.sampling.max_tokens - 1 for arrival in self.due)
+        num_gaps = sum(each.spec.sampling.max_tokens - 1 for each in self.due)
         num_over = sum(gap > self.slo.seconds for gap in answers.gaps)
         delays = _later_delays(self.due, answers, now)
         num_late = sum(delay > MOST_DELAY_SECONDS for delay in delays)
@@ -83,9 +83,9 @@ class LostWatch:
         return num_over > 0.01 * num_gaps + 1 or num_late > len(delays) / 2 + 1
 
 
-def _later_delays(due: Sequence[Arrival], answers: Answers, now: float) -> list[float]:
+def _later_delays(due: Sequence[TimedRequest], answers: Answers, now: float) -> list[float]:
     """Delays of the second half of the requests: before it, a queue that grows is still short."""
-    names = [arrival.spec.request_id for arrival in due[len(due) // 2 :]]
+    names = [each.spec.request_id for each in due[len(due) // 2 :]]
     return [answers.delays.get(name, max(0.0, now - answers.arrived[name])) for name in names]
 
 

@@ -28,13 +28,13 @@ from typing import Any, Literal
 from request_groups_load import (
     CLASSES,
     SLOTS,
-    Arrival,
     Load,
     SloClass,
-    arrival_of,
-    arrivals,
+    TimedRequest,
     granularity,
     preset_tokens,
+    request_of,
+    timed_requests,
     warm_up,
 )
 
@@ -103,8 +103,8 @@ class Client:
 class Served:
     """One request on the engine."""
 
-    def __init__(self, arrival: Arrival, tracking: AbstractContextManager[Any]) -> None:
-        self.arrival = arrival
+    def __init__(self, timed: TimedRequest, tracking: AbstractContextManager[Any]) -> None:
+        self.timed = timed
         self._tracking = tracking
         self.tracked = tracking.__enter__()
         self.tokens: list[int] = []
@@ -154,7 +154,7 @@ class Bench:
         for turn in range(3):
             core = self._core(Arm("profile"), SLOTS[load])
             requests = [
-                arrival_of(f"profile {turn} {number}", kind, 0.0, 1.0, 2 * PROFILED_TOKENS)
+                request_of(f"profile {turn} {number}", kind, 0.0, 1.0, 2 * PROFILED_TOKENS)
                 for number in range(kind.num_requests)
             ]
             start = CLOCK()
@@ -200,7 +200,7 @@ class Bench:
         run.serve(warm_up(load, unit))
         before = _sums(metrics)
         planning.seconds, core._scheduler.num_preemptions = 0.0, 0
-        outcome = run.serve(arrivals(load, unit, seed, times, slack))
+        outcome = run.serve(timed_requests(load, unit, seed, times, slack))
         after = _sums(metrics)
         for quantity, (total, count) in after.items():
             total, count = total - before[quantity][0], count - before[quantity][1]
@@ -244,7 +244,7 @@ class Run:
         self._estimation = estimation
         self._served: dict[str, Served] = {}
 
-    def serve(self, due: Sequence[Arrival]) -> Outcome:
+    def serve(self, due: Sequence[TimedRequest]) -> Outcome:
         from pdcluster_worker.messages.engine import Tokens
 
         outcome, waiting, start = Outcome(), list(due)[::-1], CLOCK()
@@ -257,19 +257,19 @@ class Run:
         outcome.seconds = CLOCK() - start
         return outcome
 
-    def _submit(self, arrival: Arrival) -> None:
+    def _submit(self, timed: TimedRequest) -> None:
         from msgspec import structs
 
         from pdcluster_worker.messages.engine import Submit
 
         # The engine ends the answer at its length; the estimators see the longest one allowed.
-        sampling = structs.replace(arrival.spec.sampling, max_tokens=arrival.num_tokens)
-        spec = structs.replace(arrival.spec, sampling=sampling)
+        sampling = structs.replace(timed.spec.sampling, max_tokens=timed.num_tokens)
+        spec = structs.replace(timed.spec, sampling=sampling)
         if self._estimation is not None:
-            served = Served(arrival, self._estimation.tracking(arrival.spec))
+            served = Served(timed, self._estimation.tracking(timed.spec))
             spec = structs.replace(spec, group=served.tracked.request.due_group)
         else:
-            served = Served(arrival, Untracked())
+            served = Served(timed, Untracked())
         self._served[spec.request_id] = served
         self._core.handle(Submit(spec))
 
@@ -281,10 +281,10 @@ class Run:
             return
         del self._served[token.request_id]
         served.end()
-        arrival = served.arrival
-        took = CLOCK() - start - arrival.seconds
-        deadline = arrival.spec.deadline_seconds or 0.0
-        outcome.in_time[arrival.slo_class] += took <= deadline
+        timed = served.timed
+        took = CLOCK() - start - timed.seconds
+        deadline = timed.spec.deadline_seconds or 0.0
+        outcome.in_time[timed.slo_class] += took <= deadline
         outcome.longest_wait = max(outcome.longest_wait, took / deadline)
         digest = hashlib.sha256(repr(served.tokens).encode()).hexdigest()
         outcome.answers[token.request_id] = digest

@@ -45,7 +45,7 @@ MAX_TOKENS = {"batches": 340, "stream": 400}
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class TimedRequest:
     seconds: float
     slo_class: str
     spec: RequestSpec
@@ -66,9 +66,9 @@ def granularity(load: Load, unit_seconds: float) -> float:
     return unit_seconds / 5 * min(each.slo_units for each in CLASSES[load])
 
 
-def arrivals(
+def timed_requests(
     load: Load, unit_seconds: float, seed: str, times: float, slack: float
-) -> list[Arrival]:
+) -> list[TimedRequest]:
     """All at once in a random order, or Poisson at `times` the capacity.
 
     slack: factor of all deadlines.
@@ -80,27 +80,27 @@ def arrivals(
     rate = times * SLOTS[load] / (preset_tokens(load) * unit_seconds)
     at, found = 0.0, []
     for number, kind in enumerate(kinds):
-        found.append(arrival_of(f"{seed} {number}", kind, at, unit_seconds, MAX_TOKENS[load]))
+        found.append(request_of(f"{seed} {number}", kind, at, unit_seconds, MAX_TOKENS[load]))
         at += 0.0 if load == "batches" else draw.expovariate(rate)
     return found
 
 
-def warm_up(load: Load, unit_seconds: float, each: int = 6) -> list[Arrival]:
+def warm_up(load: Load, unit_seconds: float, each: int = 6) -> list[TimedRequest]:
     """Some of each class, which do not count: estimators learn from them."""
     kinds: Sequence[SloClass] = [kind for kind in CLASSES[load] for _ in range(each)]
     return [
-        arrival_of(f"warm {number}", kind, 0.0, unit_seconds, MAX_TOKENS[load])
+        request_of(f"warm {number}", kind, 0.0, unit_seconds, MAX_TOKENS[load])
         for number, kind in enumerate(kinds)
     ]
 
 
-def arrival_of(
+def request_of(
     request_id: str, kind: SloClass, seconds: float, unit_seconds: float, max_tokens: int
-) -> Arrival:
+) -> TimedRequest:
     draw = random.Random(request_id)
     output = max(2, round(kind.mean_output * draw.uniform(0.8, 1.2)))
     prompt = [draw.randrange(*VOCABULARY) for _ in range(PROMPT_TOKENS)]
     sampling = SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0, ignore_eos=True)
     deadline = kind.slo_units * unit_seconds
     spec = RequestSpec(request_id, prompt, sampling, deadline_seconds=deadline)
-    return Arrival(seconds, kind.name, spec, output)
+    return TimedRequest(seconds, kind.name, spec, output)

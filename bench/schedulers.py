@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schedulers_load import LOAD, Answers, Arrival, arrivals
+from schedulers_load import LOAD, Answers, TimedRequest, timed_requests
 
 from pdctl.figures import Curve, Panel, distribution, draw_curves
 
@@ -128,9 +128,13 @@ class Bench:
         curves: list[Curve] = []
         for name in names:
             fields = fields_for(name, options.slo / 1e3)
-            warm = arrivals(replace(LOAD, long_every=2), WARM_UP_REQUESTS, 50.0, f"warm {name}")
+            warm = timed_requests(
+                replace(LOAD, long_every=2), WARM_UP_REQUESTS, 50.0, f"warm {name}"
+            )
             seed = f"{options.seed} {options.rate}"
-            answers = self.serve(fields, warm, arrivals(LOAD, options.requests, options.rate, seed))
+            answers = self.serve(
+                fields, warm, timed_requests(LOAD, options.requests, options.rate, seed)
+            )
             print(f"| {name} | {answers.row()} |", flush=True)
             curves.append(distribution(name, [1e3 * gap for gap in answers.gaps]))
         return Panel("Gaps between tokens", "milliseconds", "at most so long, % of all", curves)
@@ -138,8 +142,8 @@ class Bench:
     def serve(
         self,
         fields: Mapping[str, Any],
-        warm: list[Arrival],
-        due: list[Arrival],
+        warm: list[TimedRequest],
+        due: list[TimedRequest],
         is_over: Callable[[Answers, float], bool] | None = None,
     ) -> Answers:
         """One load on a new engine core of these fields, after a few requests that do not count.
@@ -207,7 +211,7 @@ class NoMemory:
 def run(
     core: "EngineCore",
     clock: SkippingClock,
-    due: list[Arrival],
+    due: list[TimedRequest],
     is_over: Callable[[Answers, float], bool] | None = None,
 ) -> Answers:
     """Serve all of them; the time of each token is when its step had ended.
@@ -217,7 +221,7 @@ def run(
     from pdcluster_worker.messages.engine import RequestFailed, Submit, Tokens
 
     start = clock()
-    answers = Answers({arrival.spec.request_id: start + arrival.seconds for arrival in due})
+    answers = Answers({each.spec.request_id: start + each.seconds for each in due})
     waiting = due[::-1]
     while not answers.is_complete(len(due)):
         if not core.has_work and waiting:

@@ -35,23 +35,23 @@ LOAD = Load()
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class TimedRequest:
     """A request and when it comes, in seconds from the start."""
 
     seconds: float
     spec: RequestSpec
 
 
-def arrivals(load: Load, count: int, rate: float, seed: str) -> list[Arrival]:
+def timed_requests(load: Load, count: int, rate: float, seed: str) -> list[TimedRequest]:
     """In order of time; prompts are drawn, and none comes twice."""
     source = random.Random(f"prompts {seed}")
-    found: list[Arrival] = []
+    found: list[TimedRequest] = []
     for number, seconds in enumerate(poisson_arrivals(rate, count, seed)):
         is_long = number % load.long_every == load.long_every - 1
         num_prompt, num_output = load.long if is_long else load.chat
         prompt = [source.randrange(VOCABULARY) for _ in range(num_prompt)]
         sampling = SamplingParams(max_tokens=num_output, seed=0, temperature=0.0, ignore_eos=True)
-        found.append(Arrival(seconds, RequestSpec(f"{seed} {number}", prompt, sampling)))
+        found.append(TimedRequest(seconds, RequestSpec(f"{seed} {number}", prompt, sampling)))
     return found
 
 

@@ -1,12 +1,13 @@
 """A simulation beside real runs on this machine: TTFT and ITL of 1P1D, 2P2D and mixed at six loads.
 
     bench/simulated.py STEP_TIMES [--systems 1P1D,2P2D,mixed] [--rates 0.5,1,1.5,2,2.5,3]
-    [--seconds 15] [--log]
+    [--seconds 15] [--fit FILE] [--log]
 
 STEP_TIMES: of `bench/step_times.py` on the same machine, with the same number of threads.
 Each real cluster is started once; each load has prompts of 32 to 1024 tokens and answers of 32, and
 the simulation gets the same lengths at the same times.  An error is simulated over measured, minus
-1.
+1.  `--fit` corrects the step times by every second load, for what a worker's own server, its
+clients and other workers take from its engine, and prints the errors of the other loads too.
 """
 
 import argparse
@@ -14,11 +15,12 @@ import asyncio
 import os
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 from cluster import Setup, running_cluster
 from offload_curve import LENGTHS, needs_ping
@@ -28,8 +30,8 @@ from pdcluster_schema.load import load
 from pdcluster_simulator.cluster import cluster_model
 from pdcluster_simulator.results import summarize
 from pdcluster_simulator.run import Options, simulate
-from pdcluster_simulator.step_model import StepModel, read_step_model
-from pdcluster_simulator.trace import ArrivalTrace, TraceRequest
+from pdcluster_simulator.step_model import StepModel, read_step_model, write_step_model
+from pdcluster_simulator.trace import RequestTrace, TraceRequest
 from pdctl.bench.load import Arrivals, BenchRequest, percentile, poisson_arrivals, run_load
 
 ROOT = Path(__file__).parents[1]
@@ -40,30 +42,29 @@ OUTPUT = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """Milliseconds, by `NAMES`."""
+class Run:
+    """A real run.  measured: milliseconds, by `NAMES`"""
 
     system: str
     rate: float
+    file: Path
+    requests: Sequence[BenchRequest]
+    arrivals: Sequence[float]
     measured: tuple[float, ...]
-    simulated: tuple[float, ...]
 
-    @property
-    def errors(self) -> list[float]:
-        """Relative errors, by `NAMES`."""
-        pairs = zip(self.simulated, self.measured, strict=True)
-        return [simulated / measured - 1.0 for simulated, measured in pairs]
+    def errors(self, times: StepModel) -> list[float]:
+        """Relative errors of a simulation with these step times, by `NAMES`."""
+        pairs = zip(simulated(self, times), self.measured, strict=True)
+        return [found / real - 1.0 for found, real in pairs]
 
 
-def simulated(
-    file: Path, times: StepModel, requests: Sequence[BenchRequest], arrivals: Sequence[float]
-) -> tuple[float, ...]:
-    """Milliseconds of a simulation of these requests."""
-    cluster = load(file)
-    trace = ArrivalTrace(
+def simulated(run: Run, times: StepModel) -> tuple[float, ...]:
+    """Milliseconds of a simulation of a run's requests."""
+    cluster = load(run.file)
+    trace = RequestTrace(
         [
             TraceRequest(at, len(request.prompt), request.num_output_tokens)
-            for at, request in zip(arrivals, requests, strict=True)
+            for at, request in zip(run.arrivals, run.requests, strict=True)
         ]
     )
     roles = cluster.spec.roles.computing()
@@ -72,6 +73,49 @@ def simulated(
     found = summarize(simulate(model, trace, Options(5.0)).recorder, 1e9, None)
     values = (found.ttft.mean, found.ttft.p90, found.itl.mean, found.itl.p90)
     return tuple(1e3 * (value or 0.0) for value in values)
+
+
+def median_errors(runs: Sequence[Run], times: StepModel) -> dict[str, float]:
+    """Median absolute error of each name."""
+    errors = zip(*(run.errors(times) for run in runs), strict=True)
+    return {
+        name: statistics.median(map(abs, each)) for name, each in zip(NAMES, errors, strict=True)
+    }
+
+
+CHOICES = {
+    "steps": [round(0.9 + 0.05 * number, 2) for number in range(9)],
+    "two": [1.0, 0.95, 0.9, 0.85, 0.8, 0.75],
+    "more": [1.0, 0.85, 0.7, 0.6],
+}
+
+
+def corrected(times: StepModel, steps: float, two: float, more: float) -> StepModel:
+    """steps: factor of a model's steps; two: speed of each of two engines; more: factor of the
+    speed of three or four, of whom two cores would give each two thirds or a half
+    """
+    rates = (1.0, two, min(two, more * 2 / 3), min(two, more / 2))
+    return msgspec.structs.replace(
+        times,
+        rows=tuple((number, steps * seconds) for number, seconds in times.rows),
+        context_seconds=steps * times.context_seconds,
+        pair_seconds=steps * times.pair_seconds,
+        shared_rates=rates,
+        source=f"{times.source}, corrected by bench/simulated.py --fit",
+    )
+
+
+def fitted(times: StepModel, runs: Sequence[Run]) -> dict[str, float]:
+    """Choices with the least mean absolute error: one number after the other, twice."""
+    found = {"steps": 1.0, "two": 1.0, "more": 1.0}
+    for name in (*CHOICES, *CHOICES):
+
+        def error(value: float, name: str = name) -> float:
+            tried = corrected(times, **found | {name: value})
+            return statistics.mean(abs(each) for run in runs for each in run.errors(tried))
+
+        found[name] = min(CHOICES[name], key=error)
+    return found
 
 
 def threaded(name: str, threads: int, folder: Path) -> Path:
@@ -85,9 +129,9 @@ def threaded(name: str, threads: int, folder: Path) -> Path:
 
 async def measured(
     name: str, times: StepModel, options: argparse.Namespace, folder: Path
-) -> list[Row]:
-    """The rows of one system."""
-    file, rows = threaded(name, options.threads, folder), list[Row]()
+) -> list[Run]:
+    """The runs of one system."""
+    file, runs = threaded(name, options.threads, folder), list[Run]()
     async with running_cluster(name, Setup(file, MODEL, {})) as cluster:
         warm = needs_ping(LENGTHS, 6, 4, "warm", name)
         await run_load(cluster.server, warm, Arrivals(max_concurrency=2))
@@ -101,16 +145,17 @@ async def measured(
                 *(statistics.mean(found["itl"]), percentile(found["itl"], 90)),
             )
             milliseconds = tuple(1e3 * value for value in real)
-            rows.append(Row(name, rate, milliseconds, simulated(file, times, requests, arrivals)))
-            print(line(rows[-1]), flush=True)
-    return rows
+            runs.append(Run(name, rate, file, requests, arrivals, milliseconds))
+            print(line(runs[-1], times), flush=True)
+    return runs
 
 
-def line(row: Row) -> str:
+def line(run: Run, times: StepModel) -> str:
     """One row of the table."""
-    parts = zip(row.measured, row.simulated, row.errors, strict=True)
-    cells = [f"{real:.0f} / {made:.0f} ({error:+.0%})" for real, made, error in parts]
-    return f"| {row.system} | {row.rate:g} | {' | '.join(cells)} |"
+    errors = run.errors(times)
+    parts = zip(run.measured, errors, strict=True)
+    cells = [f"{real:.0f} / {real * (1.0 + error):.0f} ({error:+.0%})" for real, error in parts]
+    return f"| {run.system} | {run.rate:g} | {' | '.join(cells)} |"
 
 
 def head() -> str:
@@ -119,13 +164,25 @@ def head() -> str:
     return f"| system | requests/s | {names} |\n|---|---|{'---|' * len(NAMES)}"
 
 
-def medians(rows: Sequence[Row]) -> Mapping[str, float]:
-    """Median absolute error of each name."""
-    errors = zip(*(row.errors for row in rows), strict=True)
-    return {
-        name: statistics.median(abs(error) for error in each)
-        for name, each in zip(NAMES, errors, strict=True)
-    }
+def table(runs: Sequence[Run], times: StepModel) -> list[str]:
+    """Median errors, and a row for each run."""
+    errors = ", ".join(f"{name} {error:.0%}" for name, error in median_errors(runs, times).items())
+    rows = [line(run, times) for run in runs]
+    return [f"Median absolute error over {len(runs)} loads: {errors}", "", head(), *rows, ""]
+
+
+def fit_report(times: StepModel, runs: Sequence[Run], file: Path) -> list[str]:
+    """Writes the corrected step times."""
+    found = fitted(times, runs[::2])
+    better = corrected(times, **found)
+    write_step_model(better, file)
+    texts = ", ".join(f"{name} {value:g}" for name, value in found.items())
+    return [
+        f"Corrected by every second load: {texts}. Those loads:",
+        *table(runs[::2], better),
+        "The others, which had no part in it:",
+        *table(runs[1::2], better),
+    ]
 
 
 def main() -> None:
@@ -138,25 +195,19 @@ def main() -> None:
     parser.add_argument("--rates", default="0.5,1,1.5,2,2.5,3")
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--fit", type=Path, metavar="FILE", help="write corrected step times")
     parser.add_argument("--log", action="store_true", help=LOG_HELP)
     options = parser.parse_args()
     lines = setting_lines("bench/simulated.py", "", os.getloadavg()[0])
-    times, rows = read_step_model(options.step_times), list[Row]()
+    times, runs = read_step_model(options.step_times), list[Run]()
     print(head(), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for name in options.systems.split(","):
-            rows += asyncio.run(measured(name, times, options, Path(folder)))
-    errors = ", ".join(f"{name} {error:.0%}" for name, error in medians(rows).items())
-    report = [
-        f"Median absolute error over {len(rows)} loads: {errors}",
-        "",
-        "Measured / simulated (error):",
-        "",
-        head(),
-        *map(line, rows),
-        "",
-        *lines,
-    ]
+            runs += asyncio.run(measured(name, times, options, Path(folder)))
+        report = ["Measured / simulated (error):", *table(runs, times)]
+        if options.fit is not None:
+            report += fit_report(times, runs, options.fit)
+    report += lines
     print("\n".join(report))
     if options.log:
         keep_report("\n".join(report))

@@ -13,12 +13,12 @@ import capacity_search
 import pytest
 from capacity_search import LADDER, Bounds, Capacity, LostWatch, Probe, Slo, probe_of, search
 from schedulers import VARIANTS
-from schedulers_load import LOAD, Answers, Arrival, arrivals
+from schedulers_load import LOAD, Answers, TimedRequest, timed_requests
 
 from pdcluster_worker.messages.requests import Token
 
 SLO = Slo("strict", 0.1)
-DUE = arrivals(LOAD, 4, 1.0, "s")
+DUE = timed_requests(LOAD, 4, 1.0, "s")
 
 
 def bounds(num_probes: int = 5, times: Iterator[float] | None = None) -> Bounds:
@@ -33,7 +33,7 @@ def probe_up_to(capacity: float, looked_at: list[float]) -> Callable[[float], Pr
     return probe
 
 
-def answers_at(due: list[Arrival], gap: float, delay: float, num_ended: int) -> Answers:
+def answers_at(due: list[TimedRequest], gap: float, delay: float, num_ended: int) -> Answers:
     """Answers to requests that each have three tokens; so many of them have ended."""
     answers = Answers({one.spec.request_id: one.seconds for one in due})
     for number, one in enumerate(due):
@@ -117,7 +117,7 @@ def test_a_load_is_ended_when_its_slo_is_lost() -> None:
 
 
 def test_a_load_is_ended_when_most_of_its_later_requests_wait() -> None:
-    due = arrivals(LOAD, 8, 4.0, "s")
+    due = timed_requests(LOAD, 8, 4.0, "s")
     answers = Answers({one.spec.request_id: one.seconds for one in due})
     answers.take([Token(due[0].spec.request_id, 1, finish_reason="length", queue_seconds=0.0)], 0.1)
 

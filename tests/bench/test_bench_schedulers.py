@@ -4,7 +4,7 @@
 
 import pytest
 import schedulers as schedulers_module
-from schedulers_load import LOAD, Answers, arrivals
+from schedulers_load import LOAD, Answers, timed_requests
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.messages.engine_settings import SCHEDULER_NAMES
@@ -20,12 +20,12 @@ def test_every_scheduler_is_measured_with_fields_that_the_worker_takes() -> None
 
 
 def test_every_third_request_is_long_and_no_prompt_comes_twice() -> None:
-    found = arrivals(LOAD, 6, 2.0, "s")
+    found = timed_requests(LOAD, 6, 2.0, "s")
 
     assert [len(one.spec.prompt) for one in found] == [128, 128, 1536] * 2
     assert len({tuple(one.spec.prompt) for one in found}) == 6
     assert found[-1].seconds == pytest.approx(3.0)
-    assert found == arrivals(LOAD, 6, 2.0, "s")
+    assert found == timed_requests(LOAD, 6, 2.0, "s")
 
 
 def test_answers_count_gaps_first_tokens_and_delays() -> None:

@@ -8,13 +8,13 @@ from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_simulator.cluster import ClusterModel, cluster_model
 from pdcluster_simulator.run import Options, Result, simulate
 from pdcluster_simulator.step_model import FORMAT, StepModel
-from pdcluster_simulator.trace import ArrivalTrace, TraceRequest
+from pdcluster_simulator.trace import RequestTrace, TraceRequest
 
-Arrival = tuple[float, int, int]
+TimedRequest = tuple[float, int, int]
 """Its second, and the tokens of its prompt and answer."""
 
 
-def apart(found: list[Arrival]) -> list[Arrival]:
+def apart(found: list[TimedRequest]) -> list[TimedRequest]:
     """In order, and none at the end of a step, where either may go first."""
     return [
         (at / 1e4 + 3.7e-7 * (number + 1), prompt, output)
@@ -60,13 +60,13 @@ def make_cluster(
     return parse({**document, "metadata": {"name": "small"}})
 
 
-def make_trace(*requests: tuple[float, int, int]) -> ArrivalTrace:
+def make_trace(*requests: tuple[float, int, int]) -> RequestTrace:
     """Each: its second, and the tokens of its prompt and answer."""
-    return ArrivalTrace([TraceRequest(*each) for each in requests])
+    return RequestTrace([TraceRequest(*each) for each in requests])
 
 
 def make_model(
-    trace: ArrivalTrace, cluster: PDCluster | None = None, times: StepModel | None = None
+    trace: RequestTrace, cluster: PDCluster | None = None, times: StepModel | None = None
 ) -> ClusterModel:
     cluster, times = cluster or make_cluster(), times or make_times()
     roles = cluster.spec.roles.computing()
@@ -75,7 +75,7 @@ def make_model(
 
 
 def run(
-    trace: ArrivalTrace,
+    trace: RequestTrace,
     cluster: PDCluster | None = None,
     times: StepModel | None = None,
     **options: Any,

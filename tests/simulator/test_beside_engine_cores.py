@@ -21,7 +21,7 @@ from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token, TransferTarget
 from tests.simulator.small_clusters import (
-    Arrival,
+    TimedRequest,
     apart,
     make_cluster,
     make_model,
@@ -124,7 +124,7 @@ class RealPair:
     """The flow of `serving.decode` without its connections."""
 
     time: SimulatedTime
-    arrivals: list[Arrival]
+    arrivals: list[TimedRequest]
     sizes: EngineSettings
     firsts: dict[str, float] = field(default_factory=dict)
     ends: dict[str, float] = field(default_factory=dict)
@@ -184,7 +184,7 @@ class RealPair:
             self.ends[token.request_id] = now
 
 
-def check(arrivals: list[Arrival]) -> None:
+def check(arrivals: list[TimedRequest]) -> None:
     cluster = make_cluster(routing=ROUTING, engine={"numBlocks": 400, "maxSequences": 16})
     trace = make_trace(*arrivals)
     sizes = make_model(trace, cluster, TIMES).pools[0].settings
@@ -217,5 +217,5 @@ def test_two_prompts_at_the_prefill_worker_and_one_at_home():
         max_size=12,
     ).map(apart)
 )
-def test_times_are_those_of_real_engine_cores(arrivals: list[Arrival]):
+def test_times_are_those_of_real_engine_cores(arrivals: list[TimedRequest]):
     check(arrivals)

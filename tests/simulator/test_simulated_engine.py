@@ -11,7 +11,7 @@ from pdcluster_simulator.events import OwnMachine, SharedMachine, SimulatedTime
 from pdcluster_simulator.requests import EngineWork, SimulatedRequest
 from pdcluster_simulator.step_model import StepModel
 from pdcluster_worker.messages.engine_settings import EngineSettings, SchedulerSettings
-from tests.simulator.small_clusters import Arrival, apart, make_times
+from tests.simulator.small_clusters import TimedRequest, apart, make_times
 
 SCHEDULERS = ("continuous", "sarathi", "prefill-first", "orca", "request-level", "simple-chunking")
 
@@ -57,7 +57,7 @@ class SteppedEngine(SimulatedEngine):
 
 def run_engine(
     cls: type[SimulatedEngine],
-    arrivals: list[Arrival],
+    arrivals: list[TimedRequest],
     scheduler: str = "continuous",
     times: StepModel | None = None,
     num_blocks: int = 24,
@@ -96,7 +96,7 @@ arrival_lists = st.lists(
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @settings(max_examples=40, deadline=None)
 @given(arrivals=arrival_lists)
-def test_many_steps_at_once_end_as_single_steps_do(scheduler: str, arrivals: list[Arrival]):
+def test_many_steps_at_once_end_as_single_steps_do(scheduler: str, arrivals: list[TimedRequest]):
     quick, engine = run_engine(SimulatedEngine, arrivals, scheduler)
     slow, stepped = run_engine(SteppedEngine, arrivals, scheduler)
 

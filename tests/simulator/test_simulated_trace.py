@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_api.errors import InvalidTraceError
-from pdcluster_simulator.trace import LoadInterval, drawn_requests, read_requests
+from pdcluster_simulator.trace import read_requests
 
 ROW = {"timestamp": 1000, "input_length": 40, "output_length": 5}
 
@@ -93,18 +93,3 @@ def test_every_wrong_line_is_named_up_to_20(tmp_path: Path):
 def test_a_file_that_is_not_there_is_named(tmp_path: Path):
     with pytest.raises(InvalidTraceError, match="cannot be read: No such file"):
         read_requests(tmp_path / "none.jsonl")
-
-
-def test_arrivals_are_drawn_at_the_rates_of_a_load():
-    loads = [LoadInterval(0.0, 100.0, 20.0, 64.4, 5.0), LoadInterval(100.0, 100.0, 0.0, 1.0, 1.0)]
-    trace, again = (drawn_requests(loads, "a") for _ in range(2))
-
-    assert trace == again != drawn_requests(loads, "b")
-    assert len(trace.requests) == pytest.approx(2000, abs=200)
-    assert all(0.0 < each.seconds < 100.0 for each in trace.requests)
-    assert {(each.input_tokens, each.output_tokens) for each in trace.requests} == {(64, 5)}
-
-
-def test_too_many_arrivals_are_refused():
-    with pytest.raises(InvalidTraceError, match="at most 50000000 are simulated; cut the trace"):
-        drawn_requests([LoadInterval(0.0, 1e6, 1e3, 1.0, 1.0)], "a")

@@ -5,7 +5,7 @@ Second 0 is midnight UTC between a Sunday and a Monday, for schedules.
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from pdcluster_api.plan.autoscale.decide import decide
@@ -14,12 +14,13 @@ from pdcluster_api.plan.autoscale.rules import MAX_ROUNDS
 from pdcluster_api.plan.autoscale.values import Clock, Memory, PoolFacts, PoolSample, WorkerSample
 from pdcluster_api.plan.observed.state import ScalingDecision
 from pdcluster_schema.latency import LATENCY_BUCKETS
+from pdcluster_schema.workload import PoolKey
 from pdcluster_simulator.cluster import ClusterBuilder
 from pdcluster_simulator.results import PoolLatencies
 from pdcluster_simulator.workers import ClusterWorker, WorkerState
 
 MIDNIGHT = datetime(2026, 1, 5, tzinfo=UTC)
-PoolKey = tuple[str, str]
+Scrapes = Mapping[PoolKey, PoolSample]
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,12 @@ class _Seen:
     busy: float = 0.0
     prefill: float = 0.0
     prompt_tokens: int = 0
-    arrivals: int = 0
-    arrival_tokens: int = 0
-
-
-@dataclass
-class _Window:
-    rounds: deque[PoolSample] = field(default_factory=lambda: deque(maxlen=MAX_ROUNDS))
+    requests: int = 0
+    request_tokens: int = 0
 
 
 class SimulatedAutoscaler:
-    """start_seconds: until a new worker is ready."""
+    """start_seconds: until a new worker is ready.  Its rounds are by the time of the trace."""
 
     def __init__(self, builder: ClusterBuilder, start_seconds: float) -> None:
         self.decisions: list[Decision] = []
@@ -59,21 +55,30 @@ class SimulatedAutoscaler:
         self._start_seconds = start_seconds
         self._pools = {pool.key: pool for pool in builder.model.pools}
         self._replicas = {pool.key: pool.replicas for pool in builder.model.pools}
-        self._windows = {key: _Window() for key in self._pools}
+        self._windows = {key: deque[PoolSample](maxlen=MAX_ROUNDS) for key in self._pools}
         self._memory = Memory()
         self._seen: dict[str, _Seen] = {}
         self._cell.recorder.by_pool = {key: PoolLatencies() for key in self._pools}
 
-    def round(self, now: float, seconds: float) -> None:
+    @property
+    def is_settled(self) -> bool:
+        """No worker starts or drains."""
+        return all(each.is_ready for each in self._cell.workers.values())
+
+    def round(self, now: float, seconds: float) -> Scrapes:
         """One decision over the `seconds` before, which takes effect from now on."""
-        num_cut = self._advance(now)
-        for key, window in self._windows.items():
-            window.rounds.append(self._scraped(key, now, seconds))
-        windows = {key: window.rounds for key, window in self._windows.items()}
+        num_cut = self._advance()
+        scrapes = {key: self._scraped(key, now, seconds) for key in self._pools}
+        self.decide(now, scrapes, num_cut)
+        return scrapes
+
+    def decide(self, now: float, scrapes: Scrapes, num_cut: int = 0) -> None:
+        """By the scrapes before, and by these, as of now."""
+        for key, sample in scrapes.items():
+            self._windows[key].append(replace(sample, at=now))
         clock = Clock(now, MIDNIGHT + timedelta(seconds=now))
-        outcome = decide(
-            self._spec, [self._facts(key) for key in self._pools], windows, self._memory, clock
-        )
+        facts = [self._facts(key) for key in self._pools]
+        outcome = decide(self._spec, facts, self._windows, self._memory, clock)
         self._memory = outcome.memory
         decision = outcome.decision
         over = {
@@ -91,7 +96,7 @@ class SimulatedAutoscaler:
             )
         )
         for key, replicas in decision.replicas.items():
-            self._scale(key, replicas, now)
+            self._scale(key, replicas)
 
     # --- workers ----------------------------------------------------------------------------------
 
@@ -110,7 +115,7 @@ class SimulatedAutoscaler:
             gpus_per_replica=pool.gpus_per_replica,
         )
 
-    def _scale(self, key: PoolKey, replicas: int, now: float) -> None:
+    def _scale(self, key: PoolKey, replicas: int) -> None:
         """The highest ordinals drain; draining workers are reused before new ones start."""
         self._replicas[key] = replicas
         workers = {each.ordinal: each for each in self._of(key)}
@@ -120,7 +125,7 @@ class SimulatedAutoscaler:
             if worker is None:
                 self._builder.add(key, ordinal, WorkerState.STARTING)
             elif worker.state is WorkerState.DRAINING:
-                self._enter(worker, WorkerState.READY, now)
+                self._enter(worker, WorkerState.READY)
                 if worker.ledger is not None:
                     worker.ledger.resume()
                 changed = True
@@ -130,7 +135,7 @@ class SimulatedAutoscaler:
             if worker.state is WorkerState.STARTING:
                 self._cell.remove(worker)
                 continue
-            self._enter(worker, WorkerState.DRAINING, now)
+            self._enter(worker, WorkerState.DRAINING)
             changed = True
         if changed:
             self._cell.renew(self._builder.model.num_routers)
@@ -138,14 +143,14 @@ class SimulatedAutoscaler:
                 if worker.state is WorkerState.DRAINING and worker.ledger is not None:
                     self._cell.remote.on_draining(worker)
 
-    def _advance(self, now: float) -> int:
+    def _advance(self) -> int:
         """Make workers ready and remove drained ones; returns the requests that a limit has cut."""
         limit = self._spec.rollout.drain_timeout_seconds
         num_cut, changed = 0, False
         for worker in [*self._cell.workers.values()]:
-            waited = now - worker.since
+            waited = self._cell.queue.now - worker.since
             if worker.state is WorkerState.STARTING and waited >= self._start_seconds:
-                self._enter(worker, WorkerState.READY, now)
+                self._enter(worker, WorkerState.READY)
                 changed = True
             elif worker.state is WorkerState.DRAINING and waited > 0.0:
                 is_late = limit is not None and waited >= limit
@@ -157,9 +162,8 @@ class SimulatedAutoscaler:
             self._cell.renew(self._builder.model.num_routers)
         return num_cut
 
-    @staticmethod
-    def _enter(worker: ClusterWorker, state: WorkerState, now: float) -> None:
-        worker.state, worker.since = state, now
+    def _enter(self, worker: ClusterWorker, state: WorkerState) -> None:
+        worker.state, worker.since = state, self._cell.queue.now
 
     # --- scrapes ----------------------------------------------------------------------------------
 
@@ -175,8 +179,8 @@ class SimulatedAutoscaler:
             totals.busy_seconds,
             totals.prefill_seconds,
             totals.prompt_tokens,
-            counted.arrivals,
-            counted.arrival_tokens,
+            counted.requests,
+            counted.prompt_tokens,
         )
         busy = min(1.0, max(0.0, totals.busy_seconds - seen.busy) / seconds)
         engine, is_ingress = worker.engine, worker.role != "prefill"
@@ -189,9 +193,9 @@ class SimulatedAutoscaler:
             prefill_queue_tokens=float(worker.credit_queue.num_tokens - short_tokens),
             kv_cache_usage_ratio=1.0 - engine.num_free_blocks / engine.settings.num_blocks,
             engine_busy_ratio=busy,
-            request_rate=(counted.arrivals - seen.arrivals) / seconds if is_ingress else None,
+            request_rate=(counted.requests - seen.requests) / seconds if is_ingress else None,
             prompt_token_rate=(
-                (counted.arrival_tokens - seen.arrival_tokens) / seconds if is_ingress else None
+                (counted.prompt_tokens - seen.request_tokens) / seconds if is_ingress else None
             ),
             prefill_token_rate=(totals.prompt_tokens - seen.prompt_tokens) / seconds,
             prefill_busy_rate=max(0.0, totals.prefill_seconds - seen.prefill) / seconds,

@@ -108,7 +108,7 @@ class Cell:
     # --- a request --------------------------------------------------------------------------------
 
     def arrive(self, request: SimulatedRequest) -> None:
-        self.recorder.on_arrival(request)
+        self.recorder.num_arrived += 1
         if not self.ingresses:
             self._refuse(request, "no_worker")
             return
@@ -138,8 +138,8 @@ class Cell:
         worker.num_waiting += 1
         pending.is_waiting = True
         worker.waiting_tokens += request.prompt_tokens
-        worker.counted.arrivals += 1
-        worker.counted.arrival_tokens += request.prompt_tokens
+        worker.counted.requests += 1
+        worker.counted.prompt_tokens += request.prompt_tokens
         if self._has_priorities:
             worker.meter.joined()
         if (patience := shed_after(self.policy, request)) is not None:
@@ -263,6 +263,7 @@ class Cell:
         pending.request.cached_tokens = work.num_cached_tokens
         began = work.scheduled_seconds
         seconds = None if began is None else self.queue.now - began
+        pending.queue_seconds = max(0.0, (began or 0.0) - pending.sent_at)
         self._first(pending, "local", seconds)
 
     def _on_remote_first(self, pending: PendingRequest) -> None:
@@ -289,7 +290,7 @@ class Cell:
             worker.feedback.first_token(place, uncached, took, now)
         elif policy == "measured":
             worker.estimates.first_token(place, request.request_id, uncached, seconds, now)
-        self.recorder.on_first(request, worker)
+        self.recorder.on_first(request, worker, pending.queue_seconds)
 
     def on_last(self, work: EngineWork) -> None:
         pending: PendingRequest = work.peer

@@ -26,10 +26,6 @@ class SimulatedTime:
             call(argument)
         self.now = max(self.now, until)
 
-    @property
-    def next_time(self) -> float | None:
-        return self._events[0][0] if self._events else None
-
 
 @dataclass(slots=True, eq=False)
 class Work:

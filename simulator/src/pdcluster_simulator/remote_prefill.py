@@ -303,12 +303,13 @@ class RemotePrefills:
         prefill, now = pending.prefill, self._queue.now
         if prefill is None:
             return
+        pending.queue_seconds = max(0.0, (work.scheduled_seconds or 0.0) - pending.sent_at)
         request_id, key = pending.request.request_id, pending.worker.key
         self._deliver(prefill, _ledger(prefill).finish(key, request_id))
         self._queue.at(now + self._times.hop_seconds, self._first, pending)
         if pending.request.output_tokens > 1:
-            arrival = max(now, prefill.link_free) + self._network.latency_seconds
-            self._queue.at(arrival, self._arrived, pending)
+            end = max(now, prefill.link_free) + self._network.latency_seconds
+            self._queue.at(end, self._arrived, pending)
 
     def _first(self, pending: PendingRequest) -> None:
         if pending.has_left:

@@ -37,6 +37,17 @@ class Gaps:
         self.seconds += other.seconds
         self.counts.update(other.counts)
 
+    def copy(self) -> "Gaps":
+        found = Gaps()
+        found.merge(self)
+        return found
+
+    def since(self, before: "Gaps") -> "Gaps":
+        found = Gaps()
+        found.number, found.seconds = self.number - before.number, self.seconds - before.seconds
+        found.counts = self.counts - before.counts
+        return found
+
     @property
     def mean(self) -> float | None:
         return self.seconds / self.number if self.number else None
@@ -87,9 +98,26 @@ class ClusterSample:
     accelerators: Mapping[str, int]
 
 
+_COLUMNS = ("arrivals", "ttft", "end", "tpot", "prompt_tokens", "output_tokens", "remote")
+_TIMES = ("arrivals", "end")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far a recorder was."""
+
+    num_rows: int
+    gaps: Gaps
+    outcomes: Counter[str]
+    refusals: Counter[str]
+
+
 @dataclass
 class Recorder:
-    """Columns have a row for each request that has ended.  ttft < 0: refused or cut"""
+    """Columns have a row for each request that has ended.  ttft < 0: refused or cut
+
+    repeated: seconds of the trace that were repeated, not simulated
+    """
 
     arrivals: "array[float]" = field(default_factory=lambda: array("d"))
     ttft: "array[float]" = field(default_factory=lambda: array("d"))
@@ -104,14 +132,19 @@ class Recorder:
     samples: list[ClusterSample] = field(default_factory=list)
     num_arrived: int = 0
     num_preemptions: int = 0
+    repeated: float = 0.0
     by_pool: dict[tuple[str, str], PoolLatencies] = field(default_factory=dict)
 
-    def on_arrival(self, request: SimulatedRequest) -> None:
-        self.num_arrived += 1
+    @property
+    def num_running(self) -> int:
+        return self.num_arrived - len(self.end)
 
-    def on_first(self, request: SimulatedRequest, worker: ClusterWorker) -> None:
+    def on_first(
+        self, request: SimulatedRequest, worker: ClusterWorker, queue_seconds: float
+    ) -> None:
         if (latencies := self.by_pool.get(worker.pool)) is not None:
             latencies.add("ttft", request.first - request.arrival)
+            latencies.add("queue", queue_seconds)
 
     def on_gaps(self, worker: ClusterWorker, seconds: float, number: int) -> None:
         if number <= 0:
@@ -126,22 +159,35 @@ class Recorder:
             self.refusals[request.refusal] += 1
         is_complete = request.outcome is RequestOutcome.COMPLETE
         number = request.output_tokens
-        self.arrivals.append(request.arrival)
+        self.arrivals.append(request.arrival + self.repeated)
         self.ttft.append(request.first - request.arrival if is_complete else -1.0)
-        self.end.append(request.end)
+        self.end.append(request.end + self.repeated)
         more = number > 1 and is_complete
         self.tpot.append((request.end - request.first) / (number - 1) if more else -1.0)
         self.prompt_tokens.append(request.prompt_tokens)
         self.output_tokens.append(number if is_complete else 0)
         self.remote.append(is_complete and request.is_remote)
 
+    def mark(self) -> Mark:
+        return Mark(len(self.end), self.gaps.copy(), self.outcomes.copy(), self.refusals.copy())
+
+    def repeat(self, begin: Mark, end: Mark, seconds: float) -> None:
+        """Count what was recorded between two marks again, so many seconds later."""
+        for name in _COLUMNS:
+            column = getattr(self, name)
+            rows = column[begin.num_rows : end.num_rows]
+            column.extend([row + seconds for row in rows] if name in _TIMES else rows)
+        self.num_arrived += end.num_rows - begin.num_rows
+        self.gaps.merge(end.gaps.since(begin.gaps))
+        self.outcomes.update(end.outcomes - begin.outcomes)
+        self.refusals.update(end.refusals - begin.refusals)
+
     def merge(self, others: Iterable["Recorder"]) -> None:
         """Add the requests of other cells; their samples are summed, or averaged."""
         cells = [self, *others]
         for other in cells[1:]:
-            for name in ("arrivals", "ttft", "end", "tpot", "prompt_tokens", "output_tokens"):
+            for name in _COLUMNS:
                 getattr(self, name).extend(getattr(other, name))
-            self.remote.extend(other.remote)
             self.gaps.merge(other.gaps)
             self.outcomes.update(other.outcomes)
             self.refusals.update(other.refusals)

@@ -13,7 +13,8 @@ from pdcluster_simulator.cluster import ClusterBuilder, ClusterModel
 from pdcluster_simulator.events import SimulatedTime
 from pdcluster_simulator.requests import SimulatedRequest
 from pdcluster_simulator.results import ClusterSample, Recorder
-from pdcluster_simulator.trace import ArrivalTrace
+from pdcluster_simulator.steady_load import SteadyLoad
+from pdcluster_simulator.trace import RequestTrace
 from pdcluster_simulator.workers import WorkerState
 
 _POLL_SECONDS = 0.5
@@ -26,10 +27,12 @@ class Options:
     """interval: seconds between two samples, and two decisions of the autoscaler.
 
     start_seconds: until a new worker is ready
+    repeats:       whether intervals of a steady load are repeated where it autoscales
     """
 
     interval: float
     autoscales: bool = False
+    repeats: bool = False
     start_seconds: float = 120.0
     num_cells: int = 1
     num_processes: int = 1
@@ -43,7 +46,7 @@ class Result:
 
 def simulate(
     model: ClusterModel,
-    trace: ArrivalTrace,
+    trace: RequestTrace,
     options: Options,
     on_ended: Callable[[int], None] = lambda number: None,
 ) -> Result:
@@ -65,7 +68,7 @@ def simulate(
 
 def _side_by_side(
     models: Sequence[ClusterModel],
-    parts: Sequence[ArrivalTrace],
+    parts: Sequence[RequestTrace],
     options: Options,
     on_ended: Callable[[int], None],
 ) -> Iterator[Result]:
@@ -93,7 +96,7 @@ def _count_in(ended: Any) -> None:
     _ended = ended
 
 
-def _counted_cell(model: ClusterModel, trace: ArrivalTrace, options: Options) -> Result:
+def _counted_cell(model: ClusterModel, trace: RequestTrace, options: Options) -> Result:
     def add(number: int) -> None:
         with _ended.get_lock():
             _ended.value += number
@@ -103,7 +106,7 @@ def _counted_cell(model: ClusterModel, trace: ArrivalTrace, options: Options) ->
 
 def simulate_cell(
     model: ClusterModel,
-    trace: ArrivalTrace,
+    trace: RequestTrace,
     options: Options,
     on_ended: Callable[[int], None] = lambda number: None,
 ) -> Result:
@@ -111,42 +114,60 @@ def simulate_cell(
     queue, recorder = SimulatedTime(), Recorder()
     builder = ClusterBuilder(model, queue, recorder)
     cell = builder.start()
-    autoscaling = (
-        SimulatedAutoscaler(builder, options.start_seconds) if options.autoscales else None
-    )
-    block_size = model.pools[0].settings.block_size
-    _feed(cell, trace.simulated(block_size))
-    last = trace.requests[-1].seconds if trace.requests else 0.0
+    interval = options.interval
+    autoscaler: SimulatedAutoscaler | None = None
+    steady: SteadyLoad | None = None
+    if options.autoscales:
+        autoscaler = SimulatedAutoscaler(builder, options.start_seconds)
+        if options.repeats:
+            steady = SteadyLoad(recorder, autoscaler, trace.ends, interval)
+    feed = _Feed(cell, trace.simulated(model.pools[0].settings.block_size))
     before, busy = 0, dict[str, float]()
     gc.freeze()  # objects of a request are freed by their last reference
     time = 0.0
-    while len(recorder.end) < len(trace.requests) and time < last + PATIENCE_SECONDS:
-        time += options.interval
-        queue.run(time)
-        recorder.samples.append(_sample(cell, time - options.interval, busy, options.interval))
-        if autoscaling is not None:
-            autoscaling.round(time, options.interval)
+    while time < trace.seconds or (
+        (feed.has_more or recorder.num_running) and time < trace.seconds + PATIENCE_SECONDS
+    ):
+        time += interval
+        queue.run(time - recorder.repeated)
+        recorder.samples.append(_sample(cell, time - interval, busy, interval))
+        if autoscaler is not None:
+            scrapes = autoscaler.round(time, interval)
+            if steady is not None:
+                time += steady.repeat(time, scrapes)
+                feed.begin = time
         on_ended(len(recorder.end) - before)
         before = len(recorder.end)
     recorder.num_preemptions = sum(
         each.engine.scheduler.num_preemptions for each in cell.workers.values()
     )
     gc.unfreeze()
-    return Result(recorder, [] if autoscaling is None else autoscaling.decisions)
+    return Result(recorder, [] if autoscaler is None else autoscaler.decisions)
 
 
-def _feed(cell: Cell, requests: Iterator[SimulatedRequest]) -> None:
-    """Let each request arrive in its time."""
+class _Feed:
+    """Lets each request arrive in its time.  begin: of the trace; those before it do not arrive"""
 
-    def arrive(request: SimulatedRequest) -> None:
-        cell.arrive(request)
-        following()
+    def __init__(self, cell: Cell, requests: Iterator[SimulatedRequest]) -> None:
+        self.begin = 0.0
+        self.has_more = True
+        self._cell, self._requests = cell, requests
+        self._request()
 
-    def following() -> None:
-        if (request := next(requests, None)) is not None:
-            cell.queue.at(max(cell.queue.now, request.arrival), arrive, request)
+    def _request(self) -> None:
+        cell, repeated = self._cell, self._cell.recorder.repeated
+        request = next((each for each in self._requests if each.arrival >= self.begin), None)
+        if request is None:
+            self.has_more = False
+            return
+        at = request.arrival - repeated
+        cell.queue.at(max(cell.queue.now, at), self._arrive, request)
 
-    following()
+    def _arrive(self, request: SimulatedRequest) -> None:
+        if request.arrival >= self.begin:
+            request.arrival -= self._cell.recorder.repeated
+            self._cell.arrive(request)
+        self._request()
 
 
 def _sample(cell: Cell, seconds: float, busy: dict[str, float], interval: float) -> ClusterSample:

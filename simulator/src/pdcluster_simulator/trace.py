@@ -1,11 +1,10 @@
-"""Requests to simulate: a file of single ones, or arrivals drawn from a trace of load."""
+"""Requests to simulate, and the file that names each of them."""
 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from pdcluster_api.errors import InvalidTraceError
@@ -13,7 +12,6 @@ from pdcluster_schema.faults import Fault
 from pdcluster_simulator.requests import SimulatedRequest
 
 MAX_TOKENS = 10_000_000  # of one request
-MAX_REQUESTS = 50_000_000
 MAX_SECONDS = 366 * 86400.0  # between the first and the last
 _MAX_TIMESTAMP = 1e18
 _MAX_FAULTS = 20
@@ -32,19 +30,29 @@ class TraceRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ArrivalTrace:
-    """Requests by arrival, the first at second 0.  block_tokens: of a hash id; 0 = without."""
+class RequestTrace:
+    """Requests by their time.
+
+    block_tokens: of a hash id; 0 = without
+    ends:         times at which the load becomes another one, the last of them its end
+    """
 
     requests: Sequence[TraceRequest]
     block_tokens: int = 0
+    ends: tuple[float, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        last = self.requests[-1].seconds if self.requests else 0.0
+        return max((last, *self.ends[-1:]))
 
     @property
     def has_priorities(self) -> bool:
         return any(each.priority for each in self.requests)
 
-    def part(self, number: int, of: int) -> "ArrivalTrace":
+    def part(self, number: int, of: int) -> "RequestTrace":
         """Every `of`-th request, as a gateway hands them out in turn."""
-        return ArrivalTrace(self.requests[number::of], self.block_tokens)
+        return RequestTrace(self.requests[number::of], self.block_tokens, self.ends)
 
     def simulated(self, block_size: int) -> Iterator[SimulatedRequest]:
         """block_size: of the engines, for the hashes of their blocks."""
@@ -74,7 +82,7 @@ class ArrivalTrace:
         return tuple(found)
 
 
-def read_requests(path: Path, block_tokens: int = 512) -> ArrivalTrace:
+def read_requests(path: Path, block_tokens: int = 512) -> RequestTrace:
     """A file of JSON lines by the names of Mooncake's traces.
 
     timestamp: milliseconds; input_length, output_length: tokens; hash_ids: optional, of blocks of
@@ -102,7 +110,7 @@ def read_requests(path: Path, block_tokens: int = 512) -> ArrivalTrace:
         raise InvalidTraceError(faults[:_MAX_FAULTS])
     shifted = [_shifted(each, first) for each in requests] if first else requests
     has_ids = any(each.hash_ids for each in requests)
-    return ArrivalTrace(shifted, block_tokens if has_ids else 0)
+    return RequestTrace(shifted, block_tokens if has_ids else 0)
 
 
 def _time_fault(line: int, seconds: float, before: float, first: float) -> Fault | None:
@@ -193,35 +201,3 @@ def _ids_faults(line: int, ids: Any, input_tokens: int, block_tokens: int) -> li
         )
         return [Fault(place, reason, "give the trace's own block length with --trace-block-tokens")]
     return []
-
-
-@dataclass(frozen=True, slots=True)
-class LoadInterval:
-    """Requests of one length that arrive at one rate."""
-
-    seconds: float
-    duration: float
-    requests_per_second: float
-    input_tokens: float
-    output_tokens: float
-
-
-def drawn_requests(intervals: Sequence[LoadInterval], seed: str) -> ArrivalTrace:
-    """Poisson arrivals of each interval, with its mean lengths.
-
-    Raises InvalidTraceError beyond `MAX_REQUESTS`.
-    """
-    expected = sum(each.requests_per_second * each.duration for each in intervals)
-    if expected > MAX_REQUESTS:
-        reason = f"has {expected:.0f} requests: at most {MAX_REQUESTS} are simulated"
-        raise InvalidTraceError([Fault("", reason, "cut the trace, or lower its rates")])
-    source = Random(f"arrivals {seed}")
-    found: list[TraceRequest] = []
-    for interval in intervals:
-        if interval.requests_per_second <= 0.0:
-            continue
-        at, end = interval.seconds, interval.seconds + interval.duration
-        sizes = max(1, round(interval.input_tokens)), max(1, round(interval.output_tokens))
-        while (at := at + source.expovariate(interval.requests_per_second)) < end:
-            found.append(TraceRequest(at, *sizes))
-    return ArrivalTrace(found)

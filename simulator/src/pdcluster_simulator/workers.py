@@ -9,7 +9,7 @@ from pdcluster_worker.messages.peers import WorkerLoad
 from pdcluster_worker.routing.active_load import Charges
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.routing.decode_costs import DecodeCandidate
-from pdcluster_worker.routing.prefill_choice import CreditQueue, LinkRates
+from pdcluster_worker.routing.prefill_choice import REQUESTING_HEADS, CreditQueue, LinkRates
 from pdcluster_worker.routing.qos.averages import Averages, Meter
 from pdcluster_worker.routing.ttft import SloFeedback, TtftEstimates
 
@@ -23,10 +23,10 @@ class WorkerState(Enum):
 
 @dataclass(slots=True)
 class Counted:
-    """Sums since the worker began, from which rates are made.  arrivals: of an ingress"""
+    """Of an ingress since it began, from which rates are made."""
 
-    arrivals: int = 0
-    arrival_tokens: int = 0
+    requests: int = 0
+    prompt_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -92,8 +92,14 @@ class ClusterWorker:
 
     @property
     def waiting_for_blocks(self) -> tuple[int, int]:
-        """Requests of its credit queue that wait for its own blocks, and their tokens."""
-        short = self.short_of_blocks
+        """Requests of its credit queue that wait for its own blocks, and their tokens: all of them
+        where each one that may request a credit does.
+        """
+        short, queue = self.short_of_blocks, self.credit_queue
+        if short and len(short) >= min(REQUESTING_HEADS, queue.num_requests):
+            known = {each.request.request_id for each in short}
+            if known.issuperset(queue.heads(REQUESTING_HEADS)):
+                return queue.num_requests, queue.num_tokens
         return len(short), sum(each.request.prompt_tokens for each in short)
 
     def report(self) -> None:
@@ -127,7 +133,8 @@ class PendingRequest:
 
     sent_at: when its prompt was sent to the side that computes it
     work:    of the decode engine; prefill_work: of the prefill engine
-    peers:   prefill workers that were asked for a credit and have not granted one
+    claimed: prefill workers that were asked for a credit and have not granted one
+    queue_seconds: until an engine began its prompt
     """
 
     request: SimulatedRequest
@@ -141,6 +148,7 @@ class PendingRequest:
     prefill_work: EngineWork | None = None
     claimed: list[ClusterWorker] = field(default_factory=list)
     needed_blocks: int = 0
+    queue_seconds: float = 0.0
     fault: str = ""
     has_left: bool = False
     is_waiting: bool = False  # at its worker, for its first token

@@ -8,7 +8,6 @@ import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -44,9 +43,6 @@ from pdcluster_schema.revision import revision_of
 from pdcluster_schema.workload import PoolPair, WorkloadId
 from pdctl.cli import render
 from pdctl.cli.main import main
-from pdctl.replay.queueing import Speeds
-from pdctl.replay.run import replay
-from pdctl.replay.trace import read_trace
 from tests.operator.pdcluster_api.plan.clusters import (
     NOW,
     Planned,
@@ -160,24 +156,6 @@ def manifests(document: Document) -> Iterator[Mapping[str, Any]]:
 
 def rendered(document: Document) -> list[Document]:
     return render.rendered(parse(document), SITE, NOW)
-
-
-def decisions(document: Document, trace: Path) -> list[Document]:
-    """`lastDecisions` of a replay, but all of them, and the oldest first."""
-    cluster = parse(document)
-    status: Document = {}
-    found: list[Document] = []
-    for moment in replay(cluster.spec, read_trace(trace), Speeds()):
-        if moment.record is not None:
-            status = _with_decision(cluster, status, moment.record)
-            found.append(status["autoscaling"]["lastDecisions"][0])
-    assert status["autoscaling"]["lastDecisions"] == found[:-11:-1]
-    return found
-
-
-def _with_decision(cluster: PDCluster, status: Document, decision: ScalingDecision) -> Document:
-    observed = running(cluster, status=status, decision=decision)
-    return dict(plan_all(cluster, observed, NOW).status)
 
 
 def metrics() -> Iterator[Document]:

@@ -9,7 +9,7 @@ import yaml
 from pdcluster_api.apiserver.errors import error_of, failure_of
 from pdcluster_api.apiserver.pods import pod_problem
 from pdcluster_api.errors import InvalidTraceError
-from pdctl.replay.trace import read_trace
+from pdcluster_simulator.load_trace import read_loads
 from tests.golden.operator.golden_yaml import RECORDS
 from tests.golden.records import check, check_names
 
@@ -57,7 +57,7 @@ def test_faults_of_traces(tmp_path: Path) -> None:
     for text in TRACES:
         path.write_bytes(text.encode("latin-1"))
         try:
-            read_trace(path)
+            read_loads(path)
         except InvalidTraceError as e:
             lines += [json.dumps(text), *(f"  {fault}" for fault in e.faults)]
     check(FOLDER / "traces.txt", "\n".join(lines) + "\n")

@@ -23,7 +23,7 @@ from tests.golden.records import check, check_names
 from tests.ports import free_port
 from tests.schema.object_cases import at, without
 
-TRACE = "seconds,requests_per_second,input_tokens,output_tokens\n0,1,1000,100\n60,30,1000,100\n"
+TRACE = "seconds,requests_per_second,input_tokens,output_tokens\n0,1,1000,100\n60,12,1000,100\n"
 FOLDER = RECORDS / "pdctl"
 HERE = Path(__file__).parent
 COMMANDS, WRONG, INPUTS, RUNS, INEFFECTIVE = (
@@ -31,7 +31,7 @@ COMMANDS, WRONG, INPUTS, RUNS, INEFFECTIVE = (
     for name in ("commands", "wrong_fields", "inputs", "runs", "ineffective")
 )
 RUNS_OF = {"run": ["chat"], "several_runs": ["chat", "refused"]}
-OTHERS = ("replay", "wrong_fields", "examples", "ineffective")
+OTHERS = ("wrong_fields", "examples", "ineffective")
 EXAMPLES = HERE.parents[2] / "examples"
 OF_AUTOSCALER = "autoscaled, and scaled by hand"
 
@@ -157,16 +157,6 @@ def test_commands(group: str, pdctl: Pdctl) -> None:
 
 def test_every_record_of_pdctl_has_its_commands() -> None:
     check_names(FOLDER, [f"{name}.txt" for name in (*COMMANDS, *OTHERS)])
-
-
-def test_files_of_a_replay(pdctl: Pdctl, tmp_path: Path) -> None:
-    document = chat({"roles.decode.pools.0.maxReplicas": 4})
-    write(document, Path("chat.yaml"))
-    write(TRACE, Path("trace.csv"))
-    said = pdctl("pdctl autoscale replay trace.csv -f chat.yaml --out out --no-plot")
-    written = sorted((tmp_path / "out").iterdir())
-    texts = [f"{path.name}:\n{path.read_text()}" for path in written]
-    check(FOLDER / "replay.txt", "\n".join([said, *texts]))
 
 
 def test_validate_says_every_fault(pdctl: Pdctl) -> None:

@@ -1,9 +1,6 @@
-"""Status, events and sizes of each scene, and decisions of the three replays."""
-
-from pathlib import Path
+"""Status, events and sizes of each scene."""
 
 import pytest
-import yaml
 
 from tests.golden.operator.condition_scenes import SCENES as FURTHER
 from tests.golden.operator.decision_scenes import SCENES as OF_THE_AUTOSCALER
@@ -11,16 +8,11 @@ from tests.golden.operator.golden_yaml import RECORDS, as_yaml
 from tests.golden.operator.operator_adapter import (
     Document,
     Observed,
-    decisions,
     reported,
     sentences,
 )
 from tests.golden.operator.status_scenes import SCENES
 from tests.golden.records import check, check_names
-from tests.schema.object_cases import at
-
-TRACES = Path(__file__).parents[3] / "examples" / "traces"
-EVENING = 19 * 3600
 
 
 @pytest.mark.parametrize("name", SCENES)
@@ -60,25 +52,3 @@ def test_every_record_of_a_status_has_its_scene() -> None:
 
 def file_of(name: str) -> str:
     return name.replace(",", "").replace(" ", "-").lower() + ".yaml"
-
-
-def evening(folder: Path) -> Path:
-    """The day's curve from 19:00: the night begins, and half of its decisions are there."""
-    header, *rows = (TRACES / "day-curve.csv").read_text().splitlines()
-    parts = [row.partition(",") for row in rows]
-    left = [
-        f"{int(seconds) - EVENING},{rest}" for seconds, _, rest in parts if int(seconds) >= EVENING
-    ]
-    path = folder / "day-curve.csv"
-    path.write_text("\n".join([header, *left, ""]))
-    return path
-
-
-@pytest.mark.parametrize("name", ["day-curve", "prompt-to-output-heavy", "step-burst"])
-def test_decisions_of_a_replay(name: str, tmp_path: Path) -> None:
-    document = yaml.safe_load((TRACES / "llm-70b.yaml").read_text())
-    if name == "day-curve":  # with the workers that the whole day's replay has by then
-        at("spec.roles.prefill.pools.0.replicas", 4)(document)
-        at("spec.roles.decode.pools.0.replicas", 2)(document)
-    trace = evening(tmp_path) if name == "day-curve" else TRACES / f"{name}.csv"
-    check(RECORDS / "decisions" / f"{name}.yaml", as_yaml(decisions(document, trace)))

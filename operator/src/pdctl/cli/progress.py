@@ -39,8 +39,8 @@ class Progress:
         self._what, self._total, self._num_done = what, total, 0
         self._start = self._shown = self._clock()
 
-    def step(self) -> None:
-        self._num_done += 1
+    def step(self, number: int = 1) -> None:
+        self._num_done += number
         now = self._clock()
         if now - self._shown >= self.shown_every_seconds or self._num_done == self._total:
             self._shown = now

@@ -13,7 +13,9 @@ from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.pdcluster import PDCluster
 from pdctl.cli.options import File, cannot_write, load_file, reported
 from pdctl.cli.progress import shown_progress
+from pdctl.cli.why import record_lines
 from pdctl.figures import figures_path, require_matplotlib
+from pdctl.simulation.speeds import Speeds
 
 if TYPE_CHECKING:
     from pdctl.simulation.report import SimulationReport
@@ -24,28 +26,33 @@ MAX_CELLS, MAX_PROCESSES = 4096, 256
 
 @dataclass(frozen=True)
 class SimulateOptions:
-    """As they were given."""
+    """repeats: whether intervals of a steady load are repeated
+
+    speeds: where no step times are given; None = those of the tables
+    """
 
     cluster: PDCluster
     trace: Path
-    steps: tuple[Path, ...]
-    model: str | None
-    cells: int
-    processes: int
-    autoscale: bool | None
+    autoscales: bool
     start_seconds: float
-    first_ingress: bool
-    block_tokens: int
-    seed: str
     out: Path | None
     plot: bool
-    as_json: bool
+    seed: str = "0"
+    steps: tuple[Path, ...] = ()
+    model: str | None = None
+    speeds: Speeds | None = None
+    repeats: bool = False
+    cells: int = 1
+    processes: int = 1
+    first_ingress: bool = False
+    block_tokens: int = 512
+    as_json: bool = False
 
 
 def run_simulation(options: SimulateOptions) -> list[str]:
     """The lines to print.  Raises InvalidTraceError, InvalidObjectError, StartError."""
     if find_spec("pdcluster_simulator") is None:
-        raise StartError(f"pdctl simulate needs the simulator: {INSTALL}", exit_code=1)
+        raise StartError(f"this needs the simulator: {INSTALL}", exit_code=1)
     if options.out is not None and options.plot:
         require_matplotlib("go without with --no-plot")
     _check_numbers(options)
@@ -77,27 +84,35 @@ def _check_numbers(options: SimulateOptions) -> None:
         raise StartError(message, exit_code=2)
 
 
-def _autoscales(options: SimulateOptions) -> bool:
+def _autoscales(cluster: PDCluster, autoscale: bool | None) -> bool:
     """With mode On, or where it is asked for.  Raises InvalidObjectError without a section."""
-    spec = options.cluster.spec
-    if options.autoscale and "autoscale" not in spec.model_fields_set:
+    spec = cluster.spec
+    if autoscale and "autoscale" not in spec.model_fields_set:
         fix = "give it the section, or leave --autoscale out"
         raise InvalidObjectError([Fault("spec.autoscale", "is not in the file", fix)])
-    return spec.autoscale.mode == "On" if options.autoscale is None else options.autoscale
+    return spec.autoscale.mode == "On" if autoscale is None else autoscale
 
 
 def _simulated(options: SimulateOptions) -> "SimulationReport":
     from pdcluster_simulator.cluster import cluster_model
     from pdcluster_simulator.results import over_time, summarize
     from pdcluster_simulator.run import Options, simulate
-    from pdctl.simulation.inputs import TimesSource, read_arrivals, sources_of, step_times
-    from pdctl.simulation.report import SimulationReport, left_out
+    from pdctl.simulation.inputs import (
+        TimesSource,
+        read_trace,
+        sources_of,
+        step_times,
+        times_of_speeds,
+    )
+    from pdctl.simulation.report import SimulationReport, left_out, objectives_of
 
-    autoscales = _autoscales(options)
-    trace = read_arrivals(options.trace, options.seed, options.block_tokens)
+    trace = read_trace(options.trace, options.seed, options.block_tokens)
     spec = options.cluster.spec
     engine = spec.engine.type if spec.engine.is_stock else "vllm"
-    times = step_times(spec, TimesSource(options.steps, options.model, engine))
+    if options.speeds is not None and not options.steps:
+        times = times_of_speeds(spec, options.speeds)
+    else:
+        times = step_times(spec, TimesSource(options.steps, options.model, engine))
     model = cluster_model(
         options.cluster,
         times,
@@ -106,22 +121,23 @@ def _simulated(options: SimulateOptions) -> "SimulationReport":
         is_first_ingress_alone=options.first_ingress,
     )
     interval = float(spec.autoscale.interval_seconds)
-    given = Options(interval, autoscales, options.start_seconds, options.cells, options.processes)
+    given = Options(
+        interval,
+        options.autoscales,
+        options.repeats,
+        options.start_seconds,
+        options.cells,
+        options.processes,
+    )
     with shown_progress() as shown:
         shown.begin("requests", len(trace.requests))
-
-        def advance(number: int) -> None:
-            for _ in range(number):
-                shown.step()
-
-        result = simulate(model, trace, given, advance)
-    slo = spec.qos.slo
-    objectives = _objectives(slo.ttft_milliseconds, slo.tpot_milliseconds)
+        result = simulate(model, trace, given, shown.step)
+    objectives = objectives_of(spec)
     return SimulationReport(
         options.cluster.metadata.name,
         summarize(result.recorder, *objectives),
         over_time(result.recorder, interval, *objectives),
-        result.recorder,
+        result,
         sources_of(times),
         left_out(model),
         model.num_accelerators,
@@ -129,24 +145,24 @@ def _simulated(options: SimulateOptions) -> "SimulationReport":
     )
 
 
-def _objectives(ttft: float, tpot: float | None) -> tuple[float, float | None]:
-    """In seconds."""
-    return ttft / 1e3, None if tpot is None else tpot / 1e3
-
-
 def _written(options: SimulateOptions, report: "SimulationReport", folder: Path) -> list[str]:
     from pdctl.simulation.plot import draw
     from pdctl.simulation.report import report_json, write_moments
 
     folder.mkdir(parents=True, exist_ok=True)
-    stem, slo = options.trace.stem, options.cluster.spec.qos.slo
+    stem = options.trace.stem
     written = [folder / f"{stem}.csv", folder / f"{stem}.json"]
     with written[0].open("w", newline="", encoding="utf-8") as file:
         write_moments(report, file)
     written[1].write_text(json.dumps(report_json(report)) + "\n", encoding="utf-8")
+    if options.autoscales:
+        written.append(folder / f"{stem}-decisions.txt")
+        changes = [each.record for each in report.result.decisions if each.record is not None]
+        blocks = ["\n".join(record_lines(report.name, None, each)) for each in changes]
+        written[-1].write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
     if options.plot and report.moments:
         picture = folder / f"{stem}.png"
-        draw(report, *_objectives(slo.ttft_milliseconds, slo.tpot_milliseconds), picture)
+        draw(report, options.cluster.spec, picture)
         written += [picture, figures_path(picture)]
     return [f"written              {path}" for path in written]
 
@@ -163,7 +179,7 @@ TracePath = Annotated[
         "--trace",
         metavar="TRACE",
         help="JSON lines of requests (timestamp, input_length, output_length, and hash_ids, as in "
-        "Mooncake's traces), or the CSV of `autoscale replay`, whose arrivals are drawn",
+        "Mooncake's traces), or the CSV of `autoscale replay`, whose requests are drawn",
         show_default=False,
     ),
 ]
@@ -210,20 +226,21 @@ def simulate_command(
     autoscaler, with measured or tabulated times of steps.
     """
     with reported(file, trace):
+        cluster = load_file(file)
         options = SimulateOptions(
-            load_file(file),
+            cluster,
             trace,
-            tuple(steps or ()),
-            model,
-            cells,
-            processes,
-            autoscale,
+            _autoscales(cluster, autoscale),
             start_seconds,
-            first_ingress,
-            trace_block_tokens,
-            seed,
             out,
             plot,
-            output_json,
+            seed,
+            tuple(steps or ()),
+            model,
+            cells=cells,
+            processes=processes,
+            first_ingress=first_ingress,
+            block_tokens=trace_block_tokens,
+            as_json=output_json,
         )
         typer.echo("\n".join(run_simulation(options)))

@@ -5,14 +5,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from pdcluster_api.errors import InvalidTraceError, StartError
+from pdcluster_api.errors import StartError
+from pdcluster_api.plan.autoscale.pools import worker_weight
 from pdcluster_schema.accelerators import accelerators
 from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.sections import PoolSpec
+from pdcluster_schema.workload import PoolKey
+from pdcluster_simulator.load_trace import drawn_requests, read_loads
 from pdcluster_simulator.step_model import FORMAT, StepModel, read_step_model
-from pdcluster_simulator.trace import ArrivalTrace, LoadInterval, drawn_requests, read_requests
-from pdctl.replay.trace import Trace, read_trace
+from pdcluster_simulator.trace import RequestTrace, read_requests
+from pdctl.simulation.speeds import ESTIMATED, Speeds
 from pdctl.sizing import tables
 from pdctl.sizing.roofline import can_estimate, roofline_profile, sequence_kv_bytes
 from pdctl.sizing.search import EngineProfile, Objective, RankLayout
@@ -24,34 +27,47 @@ _LONG = Objective(8192, 64, 1e3, 1e3)
 
 # Outside of the model, of an engine on a GPU; estimates, since no GPU was there to measure them.
 _STEP_SECONDS, _REQUEST_SECONDS, _HOP_SECONDS = 0.0005, 0.003, 0.0005
+_AT_ONCE = 1e15  # bytes a second
 
 
-def read_arrivals(path: Path, seed: str, block_tokens: int) -> ArrivalTrace:
+def read_trace(path: Path, seed: str, block_tokens: int) -> RequestTrace:
     """Single requests of a file of JSON lines, or drawn from the loads of one of CSV.
 
     Raises InvalidTraceError.
     """
-    if path.suffix != ".csv":
-        return read_requests(path, block_tokens)
-    found = drawn_requests(intervals_of(read_trace(path)), seed)
-    if not found.requests:
-        fix = "raise requests_per_second, or the time between the rows"
-        raise InvalidTraceError([Fault("", "has no request", fix)])
+    if path.suffix == ".csv":
+        return drawn_requests(read_loads(path), seed)
+    return read_requests(path, block_tokens)
+
+
+def times_of_speeds(spec: PDClusterSpec, speeds: Speeds) -> dict[PoolKey, StepModel]:
+    """Pools after a role's first are scaled by their accelerators, and KV moves at once."""
+    found: dict[PoolKey, StepModel] = {}
+    for role, declared in spec.roles.computing().items():
+        first = worker_weight(spec, role, declared.pools[0])
+        for pool in declared.pools:
+            share, number = (
+                worker_weight(spec, role, pool) / first,
+                spec.gpus_per_replica(role, pool),
+            )
+            source = "given speeds"
+            if speeds.is_estimate(role):
+                source = (
+                    f"estimated for one {ESTIMATED[role]} and a 70B model: give your own before "
+                    "you believe a figure (see --help)"
+                )
+            found[role, pool.name] = StepModel(
+                format=FORMAT,
+                model=spec.model.name,
+                gpu=pool.gpu,
+                machine=f"for {role}" + (f", {number} in a worker" if number > 1 else ""),
+                source=source,
+                rows=tuple((tokens, taken / share) for tokens, taken in speeds.rows(role)),
+                kv_bytes=1.0,
+                kv_tokens=speeds.kv_tokens,
+                transfer_bytes=_AT_ONCE,
+            )
     return found
-
-
-def intervals_of(trace: Trace) -> list[LoadInterval]:
-    ends = [load.seconds for load in trace.loads[1:]] + [trace.duration_seconds]
-    return [
-        LoadInterval(
-            load.seconds,
-            end - load.seconds,
-            load.requests_per_second,
-            load.input_tokens,
-            load.output_tokens,
-        )
-        for load, end in zip(trace.loads, ends, strict=True)
-    ]
 
 
 @dataclass(frozen=True)
@@ -63,7 +79,7 @@ class TimesSource:
     engine: str = "vllm"
 
 
-def step_times(spec: PDClusterSpec, source: TimesSource) -> dict[tuple[str, str], StepModel]:
+def step_times(spec: PDClusterSpec, source: TimesSource) -> dict[PoolKey, StepModel]:
     """By (role, pool).  Raises StartError, InvalidObjectError."""
     measured = {}
     for path in source.files:
@@ -75,7 +91,7 @@ def step_times(spec: PDClusterSpec, source: TimesSource) -> dict[tuple[str, str]
             )
             raise StartError(message, exit_code=2)
         measured[times.gpu] = times
-    found: dict[tuple[str, str], StepModel] = {}
+    found: dict[PoolKey, StepModel] = {}
     faults: list[Fault] = []
     for role, declared in spec.roles.computing().items():
         for index, pool in enumerate(declared.pools):
@@ -172,7 +188,7 @@ def _rising(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...
     return tuple(found)
 
 
-def sources_of(times: Mapping[tuple[str, str], StepModel]) -> list[str]:
+def sources_of(times: Mapping[PoolKey, StepModel]) -> list[str]:
     return list(
         dict.fromkeys(f"{each.gpu} {each.machine}: {each.source}" for each in times.values())
     )

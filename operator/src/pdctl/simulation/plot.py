@@ -6,9 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pdcluster_schema.autoscale import AutoscaleSpec
+from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_simulator.results import ClusterSample, IntervalFigures
 from pdctl.figures import BLUE, GREEN, GREY, ORANGE, RED, drawn, legend_right, mark_level
-from pdctl.simulation.report import SimulationReport
+from pdctl.simulation.report import SimulationReport, objectives_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,11 +20,10 @@ _LONG_SECONDS = 7200.0
 _COLORS = {"prefill": BLUE, "decode": ORANGE, "mixed": GREEN}
 
 
-def draw(
-    report: SimulationReport, ttft_seconds: float, tpot_seconds: float | None, path: Path
-) -> None:
-    """Raises OSError."""
-    moments, samples = report.moments, report.recorder.samples
+def draw(report: SimulationReport, spec: PDClusterSpec, path: Path) -> None:
+    """With the thresholds of an autoscaler that took part.  Raises OSError."""
+    moments, samples = report.moments, report.result.recorder.samples
+    ttft_seconds, tpot_seconds = objectives_of(spec)
     unit = 3600.0 if moments[-1].seconds > _LONG_SECONDS else 1.0
     at = [moment.seconds / unit for moment in moments]
     when = [sample.seconds / unit for sample in samples]
@@ -35,6 +36,8 @@ def draw(
         _draw_queues(rows[3], when, samples)
         _draw_usage(rows[4], when, samples)
         _draw_replicas(rows[5], when, samples)
+        if report.result.decisions:
+            _draw_thresholds(rows[3], rows[4], spec.autoscale)
         for axes in rows:
             axes.set_ylim(bottom=0.0)
             legend_right(axes)
@@ -86,6 +89,19 @@ def _draw_usage(axes: "Axes", when: Sequence[float], samples: Sequence[ClusterSa
         axes.plot(when, busy, color=_COLORS[role], ls=":", label=f"busy, {role}")
     axes.set_title("Use of the workers")
     axes.set_ylabel("%")
+
+
+def _draw_thresholds(queues: "Axes", usage: "Axes", autoscale: AutoscaleSpec) -> None:
+    prefill, decode = autoscale.prefill, autoscale.decode
+    for role, queue, shares in (
+        ("prefill", prefill.queue_up, (prefill.utilization_down, prefill.utilization_up)),
+        ("decode", decode.queue_up, (decode.kv_usage_down, decode.kv_usage_up)),
+    ):
+        queues.axhline(queue, color=_COLORS[role], ls=":", linewidth=1.0)
+        for share in shares:
+            usage.axhline(100.0 * share, color=_COLORS[role], ls="-.", linewidth=1.0)
+    queues.set_title("Requests that wait for a credit or for an engine (dotted: thresholds)")
+    usage.set_title("Use of the workers (dots and dashes: thresholds)")
 
 
 def _draw_replicas(axes: "Axes", when: Sequence[float], samples: Sequence[ClusterSample]) -> None:

@@ -3,10 +3,13 @@
 import csv
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any, TextIO
 
+from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_simulator.cluster import ClusterModel
-from pdcluster_simulator.results import IntervalFigures, Latency, Recorder, SimulationSummary
+from pdcluster_simulator.results import IntervalFigures, Latency, SimulationSummary
+from pdcluster_simulator.run import Result
 
 
 @dataclass(frozen=True)
@@ -16,11 +19,18 @@ class SimulationReport:
     name: str
     summary: SimulationSummary
     moments: Sequence[IntervalFigures]
-    recorder: Recorder
+    result: Result
     sources: Sequence[str]
     not_simulated: Sequence[str]
     num_accelerators: int
     num_cells: int
+
+
+def objectives_of(spec: PDClusterSpec) -> tuple[float, float | None]:
+    """TTFT and time per output token in seconds; None = any."""
+    slo = spec.qos.slo
+    tpot = slo.tpot_milliseconds
+    return slo.ttft_milliseconds / 1e3, None if tpot is None else tpot / 1e3
 
 
 def left_out(model: ClusterModel) -> list[str]:
@@ -38,6 +48,7 @@ def left_out(model: ClusterModel) -> list[str]:
             and policy.low_priority.past_threshold != "Shed"
         ),
         "qos.estimation.rejectUnmeetable": policy.estimation.reject_unmeetable,
+        "qos.estimation.lateGroups": policy.estimation.late_groups != "Keep",
         "qos.tenants": bool(policy.tenants),
     }
     return [name for name, is_given in found.items() if is_given]
@@ -67,12 +78,57 @@ def report_lines(report: SimulationReport) -> list[str]:
         f"refused              {number}: {reason}" for reason, number in found.refusals.items()
     ]
     if hours := found.accelerator_hours:
-        lines.append(
-            "accelerator hours    "
-            + ", ".join(f"{number:.3g} {gpu}" for gpu, number in hours.items())
-        )
+        texts = [_hours_text(report, gpu, number) for gpu, number in hours.items()]
+        lines.append("accelerator hours    " + ", ".join(texts))
+    lines += _scaling_lines(report)
     lines += [f"step times           {source}" for source in report.sources]
     lines += [f"not simulated        {name}" for name in report.not_simulated]
+    return lines
+
+
+def _hours_text(report: SimulationReport, gpu: str, hours: float) -> str:
+    samples = report.result.recorder.samples
+    numbers = [sample.accelerators.get(gpu, 0) for sample in samples]
+    share = sum(numbers) / (max(numbers) * len(numbers))
+    more = f" ({share:.0%} of the greatest number all the time)" if share < 1.0 else ""
+    return f"{hours:.3g} {gpu}{more}"
+
+
+def _scaling(report: SimulationReport) -> dict[str, Any]:
+    """What the autoscaler did; nothing without one.  Ratios are shares of the time."""
+    decisions, recorder = report.result.decisions, report.result.recorder
+    if not decisions:
+        return {}
+    seconds = decisions[-1].seconds
+    number = sum(each.record is not None for each in decisions)
+    roles = sorted({role for role, _ in recorder.by_pool})
+    reasons = sorted({reason for each in decisions for reason in each.problems})
+    return {
+        "changes": number,
+        "changes_per_hour": 3600.0 * number / seconds,
+        "over_ratio": {role: fmean(role in each.over for each in decisions) for role in roles},
+        "problem_ratios": {
+            reason: fmean(reason in each.problems for each in decisions) for reason in reasons
+        },
+        "repeated_ratio": recorder.repeated / seconds,
+    }
+
+
+def _scaling_lines(report: SimulationReport) -> list[str]:
+    found = _scaling(report)
+    if not found:
+        return []
+    over = ", ".join(f"{role} {ratio:.1%}" for role, ratio in found["over_ratio"].items())
+    lines = [
+        f"changes              {found['changes']}, {found['changes_per_hour']:.1f} per hour",
+        f"time over threshold  {over}",
+        *(
+            f"stood in the way     {reason} for {ratio:.1%} of the time"
+            for reason, ratio in found["problem_ratios"].items()
+        ),
+    ]
+    if repeated := found["repeated_ratio"]:
+        lines.append(f"repeated             {repeated:.0%} of the time, of a steady load")
     return lines
 
 
@@ -92,8 +148,9 @@ def report_json(report: SimulationReport) -> dict[str, Any]:
         "simulated": True,
         "accelerators": report.num_accelerators * report.num_cells,
         "summary": asdict(report.summary),
+        "autoscaler": _scaling(report),
         "over_time": [asdict(moment) for moment in report.moments],
-        "samples": [asdict(sample) for sample in report.recorder.samples],
+        "samples": [asdict(sample) for sample in report.result.recorder.samples],
         "step_times": list(report.sources),
         "not_simulated": list(report.not_simulated),
     }
@@ -101,7 +158,7 @@ def report_json(report: SimulationReport) -> dict[str, Any]:
 
 def write_moments(report: SimulationReport, file: TextIO) -> None:
     """A row for each interval."""
-    samples = {sample.seconds: sample for sample in report.recorder.samples}
+    samples = {sample.seconds: sample for sample in report.result.recorder.samples}
     roles = sorted({role for sample in samples.values() for role in sample.queued})
     pools = sorted({pool for sample in samples.values() for pool in sample.replicas})
     writer = csv.writer(file, lineterminator="\n")

@@ -45,7 +45,7 @@ def test_links_and_pictures_are_there_and_small():
     pictures = [ROOT / "docs" / link for link in links if link.endswith(".png")]
 
     assert [link for link in links if not (ROOT / "docs" / link).exists()] == []
-    assert len(pictures) == 3
+    assert len(pictures) == 1
     assert all(path.stat().st_size < 100_000 for path in pictures)
 
 

@@ -171,4 +171,4 @@ def test_without_the_simulator_it_says_how_to_install_it(
     result = simulate()
 
     assert result.exit_code == 1
-    assert "pdctl simulate needs the simulator: pip install 'pdcluster[simulate]'" in result.stderr
+    assert "this needs the simulator: pip install 'pdcluster[simulate]'" in result.stderr

@@ -1,75 +1,71 @@
-"""A load trace from a CSV file.
+"""A trace of load from a CSV file, and requests that are drawn from it.
 
 The columns, in any order, further ones ignored:
-    seconds              when the row begins; the first row is the start of the replay
+    seconds              when the row begins; the first row is second 0
     requests_per_second  that arrive
-    input_tokens         of a mean request's prompt
-    output_tokens        of a mean request's answer
+    input_tokens         of a request's prompt
+    output_tokens        of a request's answer
 A row holds until the next one begins, the last as long as the one before it.
 """
 
 import csv
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 from pdcluster_api.errors import InvalidTraceError
 from pdcluster_schema.faults import Fault
+from pdcluster_simulator.trace import RequestTrace, TraceRequest
 
 COLUMNS = ("seconds", "requests_per_second", "input_tokens", "output_tokens")
 MAX_ROWS = 1_000_000
+MAX_REQUESTS = 50_000_000
 MAX_NUMBER = 1e12
 _MAX_FAULTS = 20
 _WHOLE_FILE = ""
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
-@dataclass(frozen=True)
-class TraceLoad:
+@dataclass(frozen=True, slots=True)
+class LoadInterval:
+    """Requests of one length that arrive at one rate.  end: where the next row begins"""
+
     seconds: float
     requests_per_second: float
     input_tokens: float
     output_tokens: float
-
-
-@dataclass(frozen=True)
-class Trace:
-    """Loads in order of time, at least two; it begins at second 0."""
-
-    loads: tuple[TraceLoad, ...]
+    end: float = 0.0
 
     @property
-    def duration_seconds(self) -> float:
-        return 2.0 * self.loads[-1].seconds - self.loads[-2].seconds
-
-    def every(self, seconds: float) -> Iterator[TraceLoad]:
-        """Mean load of each interval; `seconds` is its start."""
-        position = 0
-        for number in range(math.ceil(self.duration_seconds / seconds - 1e-9)):
-            begin = number * seconds
-            while position + 1 < len(self.loads) and self.loads[position + 1].seconds <= begin:
-                position += 1
-            yield self._mean(begin, begin + seconds, position)
-
-    def _mean(self, begin: float, end: float, position: int) -> TraceLoad:
-        requests, inputs, outputs = 0.0, 0.0, 0.0
-        at = begin
-        while at < end:
-            load = self.loads[position]
-            is_last = position + 1 == len(self.loads)
-            until = end if is_last else min(end, self.loads[position + 1].seconds)
-            arrived = load.requests_per_second * (until - at)
-            requests += arrived
-            inputs += arrived * load.input_tokens
-            outputs += arrived * load.output_tokens
-            at, position = until, position if is_last else position + 1
-        if requests <= 0.0:
-            return TraceLoad(begin, 0.0, 0.0, 0.0)
-        return TraceLoad(begin, requests / (end - begin), inputs / requests, outputs / requests)
+    def num_requests(self) -> float:
+        return self.requests_per_second * (self.end - self.seconds)
 
 
-def read_trace(path: Path) -> Trace:
+def drawn_requests(intervals: Sequence[LoadInterval], seed: str) -> RequestTrace:
+    """Poisson arrivals of each interval, with its lengths.  Raises InvalidTraceError."""
+    expected = sum(each.num_requests for each in intervals)
+    if expected > MAX_REQUESTS:
+        reason = f"has {expected:.0f} requests: at most {MAX_REQUESTS} are simulated"
+        raise InvalidTraceError([Fault(_WHOLE_FILE, reason, "cut the trace, or lower its rates")])
+    source = Random(f"arrivals {seed}")
+    found: list[TraceRequest] = []
+    for interval in intervals:
+        if interval.requests_per_second <= 0.0:
+            continue
+        at, end = interval.seconds, interval.end
+        sizes = max(1, round(interval.input_tokens)), max(1, round(interval.output_tokens))
+        while (at := at + source.expovariate(interval.requests_per_second)) < end:
+            found.append(TraceRequest(at, *sizes))
+    if not found:
+        fix = "raise requests_per_second, or the time between the rows"
+        raise InvalidTraceError([Fault(_WHOLE_FILE, "has no request", fix)])
+    return RequestTrace(found, ends=tuple(each.end for each in intervals))
+
+
+def read_loads(path: Path) -> list[LoadInterval]:
     """Raises InvalidTraceError with every fault (the first 20 of many)."""
     rows = _read_rows(path)
     if not rows:
@@ -77,7 +73,7 @@ def read_trace(path: Path) -> Trace:
         raise InvalidTraceError([Fault(_WHOLE_FILE, "is empty", fix)])
     header = [name.strip() for name in rows[0][1]]
     places = _places(header)
-    loads: list[TraceLoad] = []
+    loads: list[LoadInterval] = []
     faults: list[Fault] = []
     for line, cells in rows[1:]:
         numbers, wrong = _row(line, cells, places, len(header))
@@ -88,14 +84,19 @@ def read_trace(path: Path) -> Trace:
             wrong = [Fault(f"line {line}, column seconds", reason, fix)]
         faults += wrong
         if not wrong:
-            loads.append(TraceLoad(**numbers))
+            loads.append(LoadInterval(**numbers))
         if len(faults) >= _MAX_FAULTS or len(loads) > MAX_ROWS:
             break
     faults += _wrong_length(loads) if not faults or len(loads) > MAX_ROWS else []
     if faults:
         raise InvalidTraceError(faults[:_MAX_FAULTS])
     start = loads[0].seconds
-    return Trace(tuple(replace(load, seconds=load.seconds - start) for load in loads))
+    times = [load.seconds - start for load in loads]
+    times.append(2.0 * times[-1] - times[-2])
+    return [
+        replace(load, seconds=begin, end=end)
+        for load, (begin, end) in zip(loads, pairwise(times), strict=True)
+    ]
 
 
 def _read_rows(path: Path) -> list[tuple[int, list[str]]]:
@@ -122,7 +123,7 @@ def _read_rows(path: Path) -> list[tuple[int, list[str]]]:
     return rows
 
 
-def _wrong_length(loads: Sequence[TraceLoad]) -> list[Fault]:
+def _wrong_length(loads: Sequence[LoadInterval]) -> list[Fault]:
     if len(loads) > MAX_ROWS:
         reason, fix = f"a trace holds at most {MAX_ROWS} rows", "take the mean of several rows"
         return [Fault(f"line {MAX_ROWS + 2}", reason, fix)]

@@ -1,1 +1,0 @@
-"""The autoscaler over a load trace, on a simulated cluster."""
