@@ -192,7 +192,7 @@ def _pairs(name: str, texts: Sequence[str]) -> Iterator[tuple[str, float]]:
 
 def _counts(texts: Sequence[str]) -> dict[str, int]:
     known = [name for name, each in accelerators().items() if can_estimate(each)]
-    found = {}
+    found: dict[str, int] = {}
     for gpu, number in _pairs("gpu", texts):
         if gpu not in known:
             why = "has no numbers" if gpu in accelerators() else "is not known"
@@ -208,7 +208,7 @@ def _counts(texts: Sequence[str]) -> dict[str, int]:
 
 
 def _prices(texts: Sequence[str], gpus: Mapping[str, int]) -> dict[str, float]:
-    found = {}
+    found: dict[str, float] = {}
     for gpu, price in _pairs("price", texts):
         if gpu not in gpus:
             raise _fault(f"--price {gpu}: is not at hand; give one of {', '.join(gpus)}")
