@@ -46,7 +46,7 @@ class Length:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestTrace:
+class SimulationTrace:
     """Sizes.  Mooncake's blocks have 512 tokens, and its prompts a median of some thousands.
 
     seconds:         from the first arrival to the last
@@ -99,7 +99,7 @@ class _Conversation:
 class _Writer:
     """Makes rows in order."""
 
-    def __init__(self, trace: RequestTrace, source: random.Random) -> None:
+    def __init__(self, trace: SimulationTrace, source: random.Random) -> None:
         self._trace = trace
         self._source = source
         self._open: list[_Conversation] = []

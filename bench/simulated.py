@@ -31,7 +31,7 @@ from pdcluster_simulator.cluster import cluster_model
 from pdcluster_simulator.results import summarize
 from pdcluster_simulator.run import Options, simulate
 from pdcluster_simulator.step_model import StepModel, read_step_model, write_step_model
-from pdcluster_simulator.trace import RequestTrace, TraceRequest
+from pdcluster_simulator.trace import SimulationTrace, TraceRequest
 from pdctl.bench.load import Arrivals, BenchRequest, percentile, poisson_arrivals, run_load
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +61,7 @@ class Run:
 def simulated(run: Run, times: StepModel) -> tuple[float, ...]:
     """Milliseconds of a simulation of a run's requests."""
     cluster = load(run.file)
-    trace = RequestTrace(
+    trace = SimulationTrace(
         [
             TraceRequest(at, len(request.prompt), request.num_output_tokens)
             for at, request in zip(run.arrivals, run.requests, strict=True)
@@ -92,7 +92,7 @@ CHOICES = {
 
 def corrected(times: StepModel, steps: float, two: float, more: float) -> StepModel:
     """steps: factor of a model's steps; two: speed of each of two engines; more: factor of the
-    speed of three or four, of whom two cores would give each two thirds or a half
+    speed of three or four, to each of which two cores would give two thirds or a half
     """
     rates = (1.0, two, min(two, more * 2 / 3), min(two, more / 2))
     return msgspec.structs.replace(

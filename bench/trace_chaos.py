@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from request_trace import RequestTrace, asks_of
+from request_trace import SimulationTrace, asks_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.system.certificates import make_certificates
@@ -52,7 +52,7 @@ def main() -> None:
         "--model-path", type=Path, default=Path.home() / ".cache/pdcluster/smollm2-135m-instruct"
     )
     options = parser.parse_args()
-    trace = RequestTrace(num_requests=options.requests, seconds=options.seconds)
+    trace = SimulationTrace(num_requests=options.requests, seconds=options.seconds)
     print(trace.in_words())
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -64,7 +64,7 @@ def main() -> None:
 @dataclass(frozen=True, slots=True)
 class _Measured:
     cluster: Cluster
-    trace: RequestTrace
+    trace: SimulationTrace
     seed: str
     pause_seconds: float
 

@@ -6,9 +6,9 @@ import statistics
 from itertools import pairwise
 
 import pytest
-from request_trace import Length, RequestTrace, asks_of
+from request_trace import Length, SimulationTrace, asks_of
 
-TRACE = RequestTrace(
+TRACE = SimulationTrace(
     num_requests=400, seconds=60.0, block_tokens=4, system_blocks=2, max_input_tokens=200
 )
 ROWS = TRACE.rows("0")
@@ -63,11 +63,11 @@ def test_seed_decides_the_rows() -> None:
 
 @pytest.mark.parametrize("num_requests", [1, 2])
 def test_short_traces_are_traces(num_requests: int) -> None:
-    assert len(RequestTrace(num_requests=num_requests).rows("0")) == num_requests
+    assert len(SimulationTrace(num_requests=num_requests).rows("0")) == num_requests
 
 
 def test_trace_says_its_sizes() -> None:
-    trace = RequestTrace(num_requests=9, seconds=3.0, output=Length(8, 0.5, 20))
+    trace = SimulationTrace(num_requests=9, seconds=3.0, output=Length(8, 0.5, 20))
 
     assert trace.in_words() == (
         "9 requests in 3 s, gaps with a coefficient of variation of 2; 64 tokens of system prompt, "

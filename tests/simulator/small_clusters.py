@@ -8,7 +8,7 @@ from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_simulator.cluster import ClusterModel, cluster_model
 from pdcluster_simulator.run import Options, Result, simulate
 from pdcluster_simulator.step_model import FORMAT, StepModel
-from pdcluster_simulator.trace import RequestTrace, TraceRequest
+from pdcluster_simulator.trace import SimulationTrace, TraceRequest
 
 TimedRequest = tuple[float, int, int]
 """Its second, and the tokens of its prompt and answer."""
@@ -60,13 +60,13 @@ def make_cluster(
     return parse({**document, "metadata": {"name": "small"}})
 
 
-def make_trace(*requests: tuple[float, int, int]) -> RequestTrace:
+def make_trace(*requests: tuple[float, int, int]) -> SimulationTrace:
     """Each: its second, and the tokens of its prompt and answer."""
-    return RequestTrace([TraceRequest(*each) for each in requests])
+    return SimulationTrace([TraceRequest(*each) for each in requests])
 
 
 def make_model(
-    trace: RequestTrace, cluster: PDCluster | None = None, times: StepModel | None = None
+    trace: SimulationTrace, cluster: PDCluster | None = None, times: StepModel | None = None
 ) -> ClusterModel:
     cluster, times = cluster or make_cluster(), times or make_times()
     roles = cluster.spec.roles.computing()
@@ -75,7 +75,7 @@ def make_model(
 
 
 def run(
-    trace: RequestTrace,
+    trace: SimulationTrace,
     cluster: PDCluster | None = None,
     times: StepModel | None = None,
     **options: Any,

@@ -19,7 +19,7 @@ from pdcluster_simulator.remote_prefill import Network
 from pdcluster_simulator.requests import EngineWork
 from pdcluster_simulator.results import Recorder
 from pdcluster_simulator.step_model import StepModel
-from pdcluster_simulator.trace import RequestTrace
+from pdcluster_simulator.trace import SimulationTrace
 from pdcluster_simulator.workers import ClusterWorker, WorkerState
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.messages.engine_settings import DelayerSettings, EngineSettings
@@ -79,7 +79,7 @@ class ClusterModel:
 def cluster_model(
     cluster: PDCluster,
     times: Mapping[tuple[str, str], StepModel],
-    trace: RequestTrace,
+    trace: SimulationTrace,
     *,
     seed: str = "0",
     is_first_ingress_alone: bool = False,

@@ -104,7 +104,7 @@ _TIMES = ("arrivals", "end")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far a recorder was."""
+    """Length of a recorder at one time, and its counts."""
 
     num_rows: int
     gaps: Gaps

@@ -14,7 +14,7 @@ from pdcluster_simulator.events import SimulatedTime
 from pdcluster_simulator.requests import SimulatedRequest
 from pdcluster_simulator.results import ClusterSample, Recorder
 from pdcluster_simulator.steady_load import SteadyLoad
-from pdcluster_simulator.trace import RequestTrace
+from pdcluster_simulator.trace import SimulationTrace
 from pdcluster_simulator.workers import WorkerState
 
 _POLL_SECONDS = 0.5
@@ -46,7 +46,7 @@ class Result:
 
 def simulate(
     model: ClusterModel,
-    trace: RequestTrace,
+    trace: SimulationTrace,
     options: Options,
     on_ended: Callable[[int], None] = lambda number: None,
 ) -> Result:
@@ -68,7 +68,7 @@ def simulate(
 
 def _side_by_side(
     models: Sequence[ClusterModel],
-    parts: Sequence[RequestTrace],
+    parts: Sequence[SimulationTrace],
     options: Options,
     on_ended: Callable[[int], None],
 ) -> Iterator[Result]:
@@ -96,7 +96,7 @@ def _count_in(ended: Any) -> None:
     _ended = ended
 
 
-def _counted_cell(model: ClusterModel, trace: RequestTrace, options: Options) -> Result:
+def _counted_cell(model: ClusterModel, trace: SimulationTrace, options: Options) -> Result:
     def add(number: int) -> None:
         with _ended.get_lock():
             _ended.value += number
@@ -106,7 +106,7 @@ def _counted_cell(model: ClusterModel, trace: RequestTrace, options: Options) ->
 
 def simulate_cell(
     model: ClusterModel,
-    trace: RequestTrace,
+    trace: SimulationTrace,
     options: Options,
     on_ended: Callable[[int], None] = lambda number: None,
 ) -> Result:

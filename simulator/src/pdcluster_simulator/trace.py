@@ -30,7 +30,7 @@ class TraceRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestTrace:
+class SimulationTrace:
     """Requests by their time.
 
     block_tokens: of a hash id; 0 = without
@@ -50,9 +50,9 @@ class RequestTrace:
     def has_priorities(self) -> bool:
         return any(each.priority for each in self.requests)
 
-    def part(self, number: int, of: int) -> "RequestTrace":
+    def part(self, number: int, of: int) -> "SimulationTrace":
         """Every `of`-th request, as a gateway hands them out in turn."""
-        return RequestTrace(self.requests[number::of], self.block_tokens, self.ends)
+        return SimulationTrace(self.requests[number::of], self.block_tokens, self.ends)
 
     def simulated(self, block_size: int) -> Iterator[SimulatedRequest]:
         """block_size: of the engines, for the hashes of their blocks."""
@@ -82,7 +82,7 @@ class RequestTrace:
         return tuple(found)
 
 
-def read_requests(path: Path, block_tokens: int = 512) -> RequestTrace:
+def read_requests(path: Path, block_tokens: int = 512) -> SimulationTrace:
     """A file of JSON lines by the names of Mooncake's traces.
 
     timestamp: milliseconds; input_length, output_length: tokens; hash_ids: optional, of blocks of
@@ -110,7 +110,7 @@ def read_requests(path: Path, block_tokens: int = 512) -> RequestTrace:
         raise InvalidTraceError(faults[:_MAX_FAULTS])
     shifted = [_shifted(each, first) for each in requests] if first else requests
     has_ids = any(each.hash_ids for each in requests)
-    return RequestTrace(shifted, block_tokens if has_ids else 0)
+    return SimulationTrace(shifted, block_tokens if has_ids else 0)
 
 
 def _time_fault(line: int, seconds: float, before: float, first: float) -> Fault | None:

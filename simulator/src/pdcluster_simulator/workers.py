@@ -23,7 +23,7 @@ class WorkerState(Enum):
 
 @dataclass(slots=True)
 class Counted:
-    """Of an ingress since it began, from which rates are made."""
+    """Sums of an ingress since it began, from which rates are made."""
 
     requests: int = 0
     prompt_tokens: int = 0

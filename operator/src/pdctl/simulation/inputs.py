@@ -14,7 +14,7 @@ from pdcluster_schema.sections import PoolSpec
 from pdcluster_schema.workload import PoolKey
 from pdcluster_simulator.load_trace import drawn_requests, read_loads
 from pdcluster_simulator.step_model import FORMAT, StepModel, read_step_model
-from pdcluster_simulator.trace import RequestTrace, read_requests
+from pdcluster_simulator.trace import SimulationTrace, read_requests
 from pdctl.simulation.speeds import ESTIMATED, Speeds
 from pdctl.sizing import tables
 from pdctl.sizing.roofline import can_estimate, roofline_profile, sequence_kv_bytes
@@ -30,7 +30,7 @@ _STEP_SECONDS, _REQUEST_SECONDS, _HOP_SECONDS = 0.0005, 0.003, 0.0005
 _AT_ONCE = 1e15  # bytes a second
 
 
-def read_trace(path: Path, seed: str, block_tokens: int) -> RequestTrace:
+def read_trace(path: Path, seed: str, block_tokens: int) -> SimulationTrace:
     """Single requests of a file of JSON lines, or drawn from the loads of one of CSV.
 
     Raises InvalidTraceError.

@@ -95,7 +95,7 @@ def _hours_text(report: SimulationReport, gpu: str, hours: float) -> str:
 
 
 def _scaling(report: SimulationReport) -> dict[str, Any]:
-    """What the autoscaler did; nothing without one.  Ratios are shares of the time."""
+    """Figures of the autoscaler; none without one.  Ratios are shares of the time."""
     decisions, recorder = report.result.decisions, report.result.recorder
     if not decisions:
         return {}

@@ -40,7 +40,7 @@ class Speeds:
         return any(getattr(self, name) == getattr(Speeds, name) for name in names)
 
     def seconds(self, role: str, num_tokens: int) -> float:
-        """Of a step: a line in streams, or the time of a prompt where that is longer."""
+        """Time of a step: a line in streams, or the time of a prompt where that is longer."""
         prompt = num_tokens / self.prefill_tokens_per_second
         if role == "prefill":
             return prompt
