@@ -1,6 +1,7 @@
 """Measures perplexity over quantized KV, and greedy tokens beside those over bf16 KV.
 
     bench/kv_quality.py [--model FOLDER] [--dtype DTYPE] [--windows N] [--tokens N] [--output N]
+    [--threads N]
 
 The text is that of Python's own help (`pydoc_data.topics`), in windows of so many tokens.
 Perplexity is of all windows. `same best token`: positions of the text at which the most probable
@@ -25,7 +26,7 @@ from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.runner_loader import open_runner
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct").expanduser()
-KINDS: list[KvCacheDtype] = ["bf16", "auto", "int8", "fp8_e4m3"]
+KINDS: list[KvCacheDtype] = ["bf16", "int8", "fp8_e4m3", "auto"]
 BLOCK = 16
 
 
@@ -51,6 +52,7 @@ def main() -> int:
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--output", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     windows = windows_of(options.model, options.windows, options.tokens)
     print(f"model computed in {options.dtype}, {len(windows)} windows of {options.tokens} tokens")
@@ -72,7 +74,12 @@ def windows_of(model: Path, count: int, size: int) -> list[list[int]]:
 
 def measure(kind: KvCacheDtype, options: argparse.Namespace, windows: list[list[int]]) -> Found:
     """Score each window in chunks of a quarter, then continue its first half."""
-    engine = EngineConfig(max_batched_tokens=2048, kv_cache_memory=1 << 30, kv_cache_dtype=kind)
+    engine = EngineConfig(
+        max_batched_tokens=options.tokens,
+        kv_cache_memory=1 << 30,
+        kv_cache_dtype=kind,
+        threads=options.threads,
+    )
     model = ModelConfig("m", str(options.model), options.dtype)
     runner, cache, _ = open_runner(model, engine)
     found = Found(cache.block_bytes, [], [], [])
