@@ -50,7 +50,12 @@ class Rule:
 
 
 ENGINELESS = ("router", "picker")
+BLUE_GREEN = at("spec.rollout.strategy", "BlueGreen")
 OWN_PICKER = at("spec.service.endpointPicker", {})
+
+
+def rolling(**fields: object) -> Change:
+    return at("spec.rollout", {"strategy": "Rolling", **fields})
 
 
 def only(role: str) -> Change:
@@ -383,6 +388,12 @@ RULES: list[Case | Rule] = [
         at("spec.routing", {"relaying": {"enabled": True}}),
     ),
     (only("picker"), OWN_PICKER),
+    (both(only("router"), BLUE_GREEN), both(only("router"), rolling())),
+    (rolling(maxSurge=2), at("spec.rollout", {"maxSurge": 2})),
+    (rolling(maxUnavailable="25%"), at("spec.rollout", {"maxUnavailable": "25%"})),
+    (rolling(maxSurge=0, maxUnavailable=1), rolling(maxSurge="0%")),
+    (rolling(maxSurge="5%"), rolling(maxSurge="500%")),
+    (rolling(maxUnavailable="5%"), rolling(maxUnavailable=-1)),
     *MODEL_RULES,
     *ETCD_RULES,
     *AUTOSCALE_RULES,

@@ -399,6 +399,9 @@ GOOD: dict[str, Change] = {
         at("spec.roles.prefill.startupTimeoutSeconds", 5400),
         at("spec.rollout.progressDeadlineSeconds", 5400),
     ),
+    "a roll out by steps": at(
+        "spec.rollout", {"strategy": "Rolling", "maxSurge": "100%", "maxUnavailable": 1}
+    ),
     "shared memory": at("spec.roles.decode.sharedMemory", "64Gi"),
     "longest name": at("metadata.name", "c" * 31),
     "labels": at("metadata.labels", {"team": "chat"}),

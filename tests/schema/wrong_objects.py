@@ -1271,6 +1271,43 @@ BAD = [
     ),
     wrong("spec.roles.decode.startupTimeoutSeconds", 9, "must be at least 10, not 9; raise it"),
     wrong("spec.roles.decode.sharedMemory", "64G B", "'64G B' is not an amount of memory; write"),
+    wrong(
+        "spec.rollout",
+        {"strategy": "Rolling", "maxSurge": 0},
+        "and maxUnavailable are 0, so no worker could be replaced; set one of them to 1 or more",
+        fault_at="spec.rollout.maxSurge",
+    ),
+    wrong(
+        "spec.rollout",
+        {"maxSurge": 2},
+        "is for strategy: Rolling; set that, or leave it out",
+        fault_at="spec.rollout.maxSurge",
+    ),
+    wrong(
+        "spec.rollout",
+        {"strategy": "Recreate", "maxUnavailable": "10%"},
+        "is for strategy: Rolling; set that, or leave it out",
+        fault_at="spec.rollout.maxUnavailable",
+    ),
+    wrong(
+        "spec.rollout",
+        {"strategy": "Rolling", "maxSurge": "125%"},
+        "'125%' is not a number of workers; write 0 to 4096 workers, or a percentage",
+        fault_at="spec.rollout.maxSurge",
+    ),
+    wrong(
+        "spec.rollout",
+        {"strategy": "Rolling", "maxSurge": 0, "maxUnavailable": "10%"},
+        "10% of the 1 accelerators of prefill is less than one worker of 1; set at least "
+        '"100%", or a number of workers',
+        fault_at="spec.rollout.maxUnavailable",
+        field=None,
+    ),
+    InvalidObject(
+        both(at("spec.roles.router", {"pools": [CPU]}), at("spec.rollout.strategy", "Rolling")),
+        "spec.rollout.strategy: Rolling is for clusters without routers and pickers of their own",
+        "spec.rollout.strategy",
+    ),
     wrong("spec.networkPolicy.enabled", 1, "must be true or false, not 1; write true or false"),
     wrong("spec.model.name", 7, "must be text, not 7; put it in quotes"),
 ]

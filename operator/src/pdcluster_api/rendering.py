@@ -158,6 +158,7 @@ class Rendering:
             self.site,
             plan.serving,
             serving_role=plan.serving_role,
+            is_wide=plan.is_wide,
             records=self.records.live.own("ControllerRevision").values(),
             budgets=plan.budgets,
         )

@@ -23,6 +23,7 @@ from pdcluster_schema.model import ImageSpec, ModelSpec
 from pdcluster_schema.placement import PlacementSpec
 from pdcluster_schema.qos import QosSpec
 from pdcluster_schema.quantities import number_of
+from pdcluster_schema.rollout import RolloutSpec, smallest_percentage
 from pdcluster_schema.routing import DEFAULT_LENGTH_THRESHOLD, RoutingSpec
 from pdcluster_schema.section import SpecSection, rule
 from pdcluster_schema.sections import (
@@ -34,7 +35,6 @@ from pdcluster_schema.sections import (
     NetworkPolicySpec,
     PoolSpec,
     RolesSpec,
-    RolloutSpec,
 )
 from pdcluster_schema.service import DiscoverySpec, ServiceSpec
 from pdcluster_schema.spec_rules import spec_rules
@@ -241,6 +241,29 @@ class PDClusterSpec(SpecSection):
                             "leave it out, and set those",
                             at=f"roles.{name}.resources.{field}.{resource}",
                         )
+        return self
+
+    @model_validator(mode="after")
+    def _steps_have_a_worker(self) -> Self:
+        """A percentage of a role's accelerators has to be one worker.  No rule of the API server,
+        which it would cost too much.
+        """
+        if self.rollout.strategy != "Rolling":
+            return self
+        for name, role in self.roles.computing().items():
+            workers = [(self.gpus_per_replica(name, pool), pool.replicas) for pool in role.pools]
+            accelerators = sum(number * replicas for number, replicas in workers)
+            most = max(number for number, _ in workers)
+            if accelerators and not any(self.rollout.limits(accelerators, most)):
+                field = "maxSurge" if self.rollout.surge not in (0, "0%") else "maxUnavailable"
+                share = self.rollout.max_surge if field == "maxSurge" else self.rollout.unavailable
+                raise rule(
+                    f"{share} of the {accelerators} accelerators of {name} is less than one worker "
+                    f"of {most}",
+                    f'set at least "{smallest_percentage(accelerators, most)}%", or a number of '
+                    "workers",
+                    at=f"rollout.{field}",
+                )
         return self
 
     def engine_of(self, role: str) -> EngineSpec:

@@ -1,8 +1,8 @@
-"""Roles and pools, accelerators, rollout and network policy of a PDCluster spec."""
+"""Roles and pools, accelerators and network policy of a PDCluster spec."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
 from pydantic.alias_generators import to_snake
@@ -22,7 +22,6 @@ from pdcluster_schema.values import (
     Ranks,
     Replicas,
     Text,
-    WholeSeconds,
     is_label,
 )
 
@@ -350,26 +349,6 @@ class RolesSpec(SpecSection):
         """Those of them whose workers have an engine."""
         roles = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}
         return {name: role for name, role in roles.items() if role is not None}
-
-
-class RolloutSpec(SpecSection):
-    """Replacement of an old revision by a new one."""
-
-    strategy: Literal["BlueGreen", "Recreate"] = "BlueGreen"
-    """BlueGreen = beside the old, then traffic switches; Recreate = the old goes first, where
-    accelerators are short.
-    """
-    grace_period_seconds: Annotated[int, Field(ge=10, le=MAX_SECONDS)] = 300
-    """Seconds that a stopped worker has to finish its streams before it is killed."""
-    drain_timeout_seconds: WholeSeconds | None = None
-    """Seconds that a worker which is scaled away has to finish its streams before it is stopped; by
-    default as long as it takes.
-    """
-    progress_deadline_seconds: Annotated[int, Field(ge=30, le=MAX_SECONDS)] = 3600
-    """Seconds for which no more workers of a new revision need become ready. Then the object has
-    stalled, and while another revision serves the new one is scaled to 0, until the spec or this
-    number changes.
-    """
 
 
 class NetworkPolicySpec(SpecSection):

@@ -72,6 +72,7 @@ def spec_rules() -> Iterator[Cel | Rule]:
     yield from _one_role_rules()
     yield from qos_rules()
     yield _picker_rule()
+    yield _rolling_rule()
     yield from _stock_engine_rules()
     yield from front_end_rules()
     yield from stock_rules()
@@ -239,6 +240,20 @@ def _one_role_rules() -> Iterator[Rule]:
         "does not",
         fix="leave it out, or set engine.type: pdcluster",
         at="routing.branches",
+    )
+
+
+def _rolling_rule() -> Rule:
+    return Rule(
+        cel="self.?rollout.?strategy.orValue('BlueGreen') != 'Rolling' || "
+        "!has(self.roles.router) && !has(self.roles.picker)",
+        holds=lambda spec: (
+            spec.rollout.strategy != "Rolling" or not (spec.roles.router or spec.roles.picker)
+        ),
+        reason="Rolling is for clusters without routers and pickers of their own, which lead to "
+        "workers of one revision alone",
+        fix="set BlueGreen, or leave roles.router and roles.picker out",
+        at="rollout.strategy",
     )
 
 

@@ -229,6 +229,10 @@ class RolloutStatus(TypedDict, total=False):
     """Time of the last progress; left out while no object of it can be created."""
     stalled: str
     """Reason why it makes no progress; left out while it does."""
+    step: Int32
+    """Step of strategy Rolling that is under way."""
+    steps: Int32
+    """Steps that it takes, by the present sizes of its pools."""
     givenUp: bool
     """It is scaled to 0, because the old revision answered requests when it stalled; left out
     otherwise.
@@ -262,7 +266,7 @@ class ClusterStatus(TypedDict, total=False):
     only while they are true, and so is what stands in the autoscaler's way: MetricsMissing,
     CapacityShort, RatioConstraintViolated, BudgetTooSmall, BoundsConflict and ScalingLimited;
     RolloutOverBudget = the revisions of a roll out need more accelerators than
-    autoscale.budget.
+    autoscale.budget, for which strategy Rolling waits.
     """
     revision: str
     """The revision that the spec asks for."""

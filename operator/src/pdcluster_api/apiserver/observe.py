@@ -20,6 +20,7 @@ from pdcluster_api.plan.observed.state import (
     DiscoveryState,
     Observed,
     PodState,
+    Previous,
     Problem,
     ScalerState,
     WorkloadState,
@@ -100,6 +101,8 @@ def observe(
     """
     service = live.own("Service").get(live.key.name, {})
     selector = service.get("spec", {}).get("selector", {})
+    is_wide = labels.ROLE in selector and labels.REVISION not in selector
+    serving = Previous(live.body.get("status", {})).text("servingRevision")
     annotations = live.body["metadata"].get("annotations") or {}
     pods = {workload.name: pods_of_record(record) for workload, record in live.records()}
     return Observed(
@@ -112,8 +115,9 @@ def observe(
         ],
         records=sorted({identity for identity, _ in live.records()}.difference(outdated)),
         scalers=[_scaler(body) for body in live.own("PDPoolScaler").values()],
-        service_revision=selector.get(labels.REVISION),
+        service_revision=selector.get(labels.REVISION) or (serving if is_wide else None),
         service_role=selector.get(labels.ROLE),
+        service_is_wide=is_wide,
         failures=failures,
         key_fault=key_fault,
         verify_request=str(annotations.get(labels.VERIFY, ""))[:MAX_REQUEST],

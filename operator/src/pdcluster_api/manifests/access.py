@@ -146,12 +146,13 @@ def _secret(
     )
 
 
-def ingress_service(cluster: PDCluster, owner: Owner, serving: str, role: str) -> Manifest:
-    """The OpenAI API; changing `serving` switches the traffic at once."""
+def ingress_service(cluster: PDCluster, owner: Owner, serving: str | None, role: str) -> Manifest:
+    """The OpenAI API; changing `serving` switches the traffic at once; None = all revisions."""
     service = cluster.spec.service
+    revision = {} if serving is None else {REVISION: serving}
     spec = {
         "type": service.type,
-        "selector": {CLUSTER: owner.name, ROLE: role, REVISION: serving},
+        "selector": {CLUSTER: owner.name, ROLE: role, **revision},
         "ports": [_http_port(service.port)],
     }
     return shared_object(

@@ -238,13 +238,14 @@ def render_shared(
     serving: str,
     *,
     serving_role: str | None = None,
+    is_wide: bool = False,
     records: Iterable[Mapping[str, Any]] = (),
     budgets: Mapping[WorkloadId, int] = NO_BUDGETS,
 ) -> tuple[Manifest, ...]:
     """All that the workloads of a cluster share, Secrets and scalers aside; the ingress Service
     comes last.
 
-    serving: the revision whose workers answer
+    serving: the revision whose workers answer; is_wide: those of all do
     serving_role: the role of those that do in that revision; None = as the spec has it, which a
                   roll out may be about to change
     records: the cluster's ControllerRevisions as they are; the managed etcd, its record among the
@@ -288,7 +289,8 @@ def render_shared(
             if role == ROUTER:
                 pooled = _decode_role(records, serving) or cluster.spec.decode_role
         found.append(inference_pool(picker, owner, serving, pooled))
-    return (*found, workers_service(owner), ingress_service(cluster, owner, serving, role))
+    selected = None if is_wide else serving
+    return (*found, workers_service(owner), ingress_service(cluster, owner, selected, role))
 
 
 def _decode_role(records: Iterable[Mapping[str, Any]], revision: str) -> str | None:

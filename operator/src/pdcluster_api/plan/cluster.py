@@ -11,9 +11,10 @@ from pdcluster_api.plan.inputs import PlanInputs, plan_inputs
 from pdcluster_api.plan.observed.pools import ingress_of
 from pdcluster_api.plan.observed.state import Observed, Previous
 from pdcluster_api.plan.result import ClusterPlan
+from pdcluster_api.plan.rolling.planned import RollingPlan, rolling_plan
 from pdcluster_api.plan.rollout import RolloutStep, next_step
 from pdcluster_api.plan.sizes import PoolSize, RequestedSizes, plan_scaler
-from pdcluster_api.plan.status.autoscaled import ON, is_new, rollout_over_budget
+from pdcluster_api.plan.status.autoscaled import ON, is_new, rollout_held, rollout_over_budget
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.discovery import InSync, in_sync
 from pdcluster_schema.accelerators import NO_ACCELERATOR
@@ -26,6 +27,7 @@ from pdcluster_schema.workload import Workload, WorkloadId
 class DesiredState:
     inputs: PlanInputs
     step: RolloutStep
+    rolling: RollingPlan | None  # old workers are replaced step by step
     kept: tuple[Workload, ...]  # older workloads that stay
     leaving: tuple[Workload, ...]  # pools that are no longer declared and still answer
     drain: DrainPlan  # all workloads, at the sizes that they may have now
@@ -41,7 +43,7 @@ class DesiredState:
         kept = ingress_of(
             workload.role
             for workload in step.kept
-            if workload.role != ROUTER or size_before(inputs, workload)
+            if workload.role != ROUTER or inputs.size_before(workload)
         )
         return (
             kept or inputs.existing.ingress_role(step.serving) or inputs.cluster.spec.ingress_role
@@ -52,22 +54,27 @@ class DesiredState:
         """Workloads that clients reach: while the Service cannot be written, those of the revision
         that it still selects, too.
         """
+        if self.step.is_wide or self.inputs.observed.service_is_wide:
+            return list(self.drain.workloads)
         reached = (self.step.serving, self.inputs.observed.service_revision)
         return [workload for workload in self.drain.workloads if workload.id.revision in reached]
 
 
 def desired_state(cluster: PDCluster, observed: Observed, now: str) -> DesiredState:
     inputs = plan_inputs(cluster, observed, now)
-    step = next_step(
-        cluster.spec.rollout.strategy,
+    rolling = rolling_plan(inputs, now)
+    step = _rolling_step(rolling) or next_step(
+        inputs.strategy,
         inputs.declared,
         observed,
         is_target_ready=inputs.is_target_ready,
         lost=inputs.ending.lost,
     )
-    target, kept = tuple(target_workloads(inputs, step)), tuple(kept_workloads(inputs, step))
-    leaving, over_budget = leaving_pools(inputs), None
-    if cluster.spec.rollout.strategy != "Recreate":
+    target, kept, leaving = _workloads(inputs, step, rolling)
+    over_budget = None
+    if rolling is not None:
+        over_budget = rollout_held(rolling.shortage)
+    elif inputs.strategy != "Recreate":
         over_budget = rollout_over_budget(
             cluster.spec.autoscale,
             inputs.declared,
@@ -78,13 +85,36 @@ def desired_state(cluster: PDCluster, observed: Observed, now: str) -> DesiredSt
     return DesiredState(
         inputs,
         step,
+        rolling,
         kept,
         leaving,
-        drain=_drain(inputs, (*target, *kept, *leaving)),
+        drain=_drain(inputs, (*target, *kept, *leaving), rolling),
         registered=in_sync(observed.worker_records, observed.workloads, Previous(observed.status)),
         over_budget=over_budget,
         now=now,
     )
+
+
+def _rolling_step(rolling: RollingPlan | None) -> RolloutStep | None:
+    if rolling is None:
+        return None
+    kept = tuple(each.id for each in rolling.kept)
+    return RolloutStep(rolling.serving, kept, is_wide=rolling.is_wide)
+
+
+def _workloads(
+    inputs: PlanInputs, step: RolloutStep, rolling: RollingPlan | None
+) -> tuple[tuple[Workload, ...], ...]:
+    """Workloads of the declared revision, older ones that stay, and pools that go later."""
+    target = tuple(target_workloads(inputs, step))
+    if rolling is None:
+        return target, tuple(kept_workloads(inputs, step)), leaving_pools(inputs)
+    sizes = rolling.step.new
+    new = (
+        replace(each, replicas=sizes.get((each.id.role, each.id.pool), each.replicas))
+        for each in target
+    )
+    return tuple(new), rolling.kept, ()
 
 
 def target_workloads(inputs: PlanInputs, step: RolloutStep) -> Iterator[Workload]:
@@ -107,14 +137,8 @@ def kept_workloads(inputs: PlanInputs, step: RolloutStep) -> Iterator[Workload]:
 
 def _kept(inputs: PlanInputs, workload: WorkloadId) -> Workload:
     desired = {size.key: size.desired for size in inputs.sizes}
-    sizes = (desired.get((workload.role, workload.pool)), size_before(inputs, workload))
+    sizes = (desired.get((workload.role, workload.pool)), inputs.size_before(workload))
     return Workload(workload, max((size for size in sizes if size is not None), default=1))
-
-
-def size_before(inputs: PlanInputs, workload: WorkloadId) -> int | None:
-    living = (state for state in inputs.observed.workloads if not state.gone)
-    size = next((state.desired for state in living if state.id == workload), None)
-    return Previous(inputs.observed.status).kept().get(workload.name, size)
 
 
 def leaving_pools(inputs: PlanInputs) -> tuple[Workload, ...]:
@@ -122,7 +146,7 @@ def leaving_pools(inputs: PlanInputs) -> tuple[Workload, ...]:
     template: they answer until their role is ready.  One that answers nothing goes: it would only
     keep others from what they wait for. Not with Recreate, which removes the old pods first.
     """
-    if inputs.current != inputs.target or inputs.cluster.spec.rollout.strategy == "Recreate":
+    if inputs.current != inputs.target or inputs.strategy == "Recreate":
         return ()
     pools = {size.key for size in inputs.sizes}
     unready = {view.name for view in inputs.views() if not view.is_ready}
@@ -132,7 +156,7 @@ def leaving_pools(inputs: PlanInputs) -> tuple[Workload, ...]:
         if state.ready and not state.gone and state.id.role in unready
     ]
     gone = [state.id for state in states if (state.id.role, state.id.pool) not in pools]
-    left = (Workload(each, size_before(inputs, each) or 0) for each in gone)
+    left = (Workload(each, inputs.size_before(each) or 0) for each in gone)
     others = (state.id for state in states if state.id not in gone)
     replaced = (_kept(inputs, each) for each in others if not inputs.declared.has(each))
     return (*left, *replaced)
@@ -152,7 +176,9 @@ def _ingress_role(inputs: PlanInputs) -> str:
     return decode_role if selected == (inputs.target, decode_role) and not is_ready else ROUTER
 
 
-def _drain(inputs: PlanInputs, desired: tuple[Workload, ...]) -> DrainPlan:
+def _drain(
+    inputs: PlanInputs, desired: tuple[Workload, ...], rolling: RollingPlan | None
+) -> DrainPlan:
     """Replicas to which workloads may shrink now; undeclared pools that serve shrink to 0 before
     they go.  Not with Recreate, and not of a replaced revision: they go as a whole, and their pods
     drain as they end. So do the workers of a revision that is given up, which no Service selects:
@@ -160,12 +186,19 @@ def _drain(inputs: PlanInputs, desired: tuple[Workload, ...]) -> DrainPlan:
     """
     is_dropped = inputs.is_rolled_back and inputs.observed.service_revision != inputs.target
     dropped = [each for each in desired if is_dropped and each.id.revision == inputs.target]
-    drained = [each for each in desired if each not in dropped]
-    planned = {workload.id for workload in desired}
+    old = () if rolling is None else rolling.kept
+    ended = {each.id for each in old if not each.replicas}
+    drained = [each for each in desired if each not in dropped and each.id not in ended]
+    planned = {workload.id for workload in desired} - ended
     rollout, observed, leaving = inputs.cluster.spec.rollout, inputs.observed, []
-    if inputs.current == inputs.target and rollout.strategy != "Recreate":
+    if inputs.current == inputs.target and inputs.strategy != "Recreate":
         states = inputs.existing.of_revision(inputs.target)
         leaving = [state for state in states if not state.gone and state.id not in planned]
+    leaving += [
+        state
+        for state in observed.workloads
+        if state.id in ended and not state.gone and state not in leaving
+    ]
     timeout = rollout.drain_timeout_seconds
     drain = plan_drain(drained, leaving, observed.workloads, observed.worker_records, timeout)
     return replace(drain, workloads=(*dropped, *drain.workloads))
@@ -181,11 +214,13 @@ def plan_cluster(desired: DesiredState) -> ClusterPlan:
     return ClusterPlan(
         serving=step.serving,
         serving_role=desired.serving_role,
+        is_wide=step.is_wide,
         workloads=drain.workloads,
         scalers=tuple(
             plan_scaler(
                 *(inputs.cluster.metadata.name, size, inputs.shown(size), inputs.target),
                 is_replaced=size.role in inputs.replaced_roles,
+                together=inputs.together(size) if desired.rolling else None,
             )
             for size in inputs.sizes
         ),
@@ -208,16 +243,15 @@ def sizes_of(cluster: PDCluster, observed: Observed) -> tuple[PoolSize, ...]:
 def requested_sizes(cluster: PDCluster, observed: Observed) -> RequestedSizes:
     """Replicas that are asked for now, as if the declared revision could not take over yet."""
     inputs = plan_inputs(cluster, observed)
-    step = next_step(
-        cluster.spec.rollout.strategy, inputs.declared, observed, is_target_ready=False
+    rolling = rolling_plan(inputs)
+    step = _rolling_step(rolling) or next_step(
+        inputs.strategy, inputs.declared, observed, is_target_ready=False
     )
-    workloads = (
-        *target_workloads(inputs, step),
-        *kept_workloads(inputs, step),
-        *leaving_pools(inputs),
-    )
+    target, kept, leaving = _workloads(inputs, step, rolling)
+    workloads = (*target, *kept, *leaving)
     given_up = frozenset(each.id for each in workloads if inputs.is_given_up(each.id))
-    return RequestedSizes(inputs.sizes, inputs.declared, workloads, given_up)
+    is_rolling = rolling is not None
+    return RequestedSizes(inputs.sizes, inputs.declared, workloads, given_up, is_rolling)
 
 
 PoolAccelerators = Mapping[tuple[str, str, str], tuple[int, int]]

@@ -58,7 +58,7 @@ def plan_status(desired: DesiredState) -> StatusPlan:
         "observedGeneration": observed.generation,
         **identity_fields(inputs.cluster, revision=inputs.target, serving=step.serving),
         **number_fields(views),
-        **rollout_field(inputs.rollout),
+        **rollout_field(inputs.rollout, *_step_of(desired)),
         **autoscaling_fields(autoscale, observed),
         **disaggregation.fields,
         **verified.fields,
@@ -86,6 +86,12 @@ def plan_status(desired: DesiredState) -> StatusPlan:
     )
 
 
+def _step_of(desired: DesiredState) -> tuple[int, int] | tuple[()]:
+    if desired.rolling is None:
+        return ()
+    return desired.rolling.step.number, desired.rolling.step.steps
+
+
 def _inputs(desired: DesiredState, views: tuple[RoleView, ...]) -> StatusInputs:
     inputs = desired.inputs
     return StatusInputs(
@@ -105,6 +111,7 @@ def _inputs(desired: DesiredState, views: tuple[RoleView, ...]) -> StatusInputs:
             view.name for view in views if view.name in inputs.replaced_roles and not view.is_ready
         ),
         lost=inputs.ending.lost,
+        step=None if desired.rolling is None else desired.rolling.message,
     )
 
 

@@ -16,6 +16,7 @@ from pdcluster_api.plan.observed.state import Observed, Previous, WorkloadState
 from pdcluster_api.plan.rollout import (
     Rollout,
     RolloutState,
+    Strategy,
     current_revision,
     is_blocked,
     is_rolled_back,
@@ -64,7 +65,44 @@ class PlanInputs:
     def has_fallback(self) -> bool:
         """True if others serve, if only by their name, until those that are declared are whole."""
         is_other = self.current not in (None, self.target) or bool(self.replaced)
-        return is_other and self.cluster.spec.rollout.strategy != "Recreate"
+        return is_other and self.strategy != "Recreate" and not self._has_rolled
+
+    @property
+    def strategy(self) -> Strategy:
+        """Workers that serve together are replaced step by step to the end; those that answer in
+        another role than before are not: the Service selects one.
+        """
+        declared = self.cluster.spec.rollout.strategy
+        if declared == "Recreate":
+            return declared
+        before = self.existing.ingress_role(self.current)
+        is_rolling = declared == "Rolling" or self.observed.service_is_wide
+        same = before in (None, self.cluster.spec.ingress_role)
+        return "Rolling" if is_rolling and same else "BlueGreen"
+
+    @property
+    def is_rolling(self) -> bool:
+        """True if older workers are replaced step by step."""
+        if self.strategy != "Rolling" or self.is_rolled_back:
+            return False
+        is_other = self.current not in (None, self.target)
+        return is_other or bool(self.replaced) or self.observed.service_is_wide
+
+    @property
+    def _has_rolled(self) -> bool:
+        """True if new workers serve beside the old ones, of which some may be gone."""
+        if self.strategy != "Rolling":
+            return False
+        states = self.existing.of_revision(self.target)
+        new = [state for state in states if state.id.role in self.replaced_roles and not state.gone]
+        is_ready = any(state.ready for state in new if self.declared.has(state.id))
+        return self.observed.service_is_wide or is_ready
+
+    def size_before(self, workload: WorkloadId) -> int | None:
+        """Workers that it should have by the last status, else by its StatefulSet."""
+        living = (state for state in self.observed.workloads if not state.gone)
+        size = next((state.desired for state in living if state.id == workload), None)
+        return Previous(self.observed.status).kept().get(workload.name, size)
 
     @property
     def is_rolled_back(self) -> bool:
@@ -84,6 +122,11 @@ class PlanInputs:
             return False
         return self.current != self.target or workload.role in self.replaced_roles
 
+    def together(self, size: PoolSize) -> int:
+        """Workers of a pool, of all its workloads."""
+        states = self.observed.workloads
+        return sum(state.current for state in states if (state.id.role, state.id.pool) == size.key)
+
     def shown(self, size: PoolSize) -> WorkloadState | None:
         """The workload of a pool's numbers: of the serving revision, else of the declared one."""
         serving = self.existing.serving(*size.key, self.current)
@@ -96,7 +139,12 @@ class PlanInputs:
                 for size in self.sizes
                 if size.role == role
             ]
-            yield self.existing.view(role, declared, target=self.target, serving=self.current)
+            yield self.existing.view(
+                *(role, declared),
+                target=self.target,
+                serving=self.current,
+                is_rolling=self.is_rolling,
+            )
 
 
 def plan_inputs(cluster: PDCluster, observed: Observed, now: str | None = None) -> PlanInputs:

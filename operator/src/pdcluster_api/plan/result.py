@@ -41,6 +41,8 @@ class DueVerification:
 class ClusterPlan:
     serving: str  # the revision that the ingress Service selects
     serving_role: str  # the role whose workers answer HTTP in that revision: decode or mixed
+    # the Service selects workers of every revision
+    is_wide: bool = field(default=False, kw_only=True)
     # every StatefulSet that should exist, of all revisions, at the size that it may have
     workloads: tuple[Workload, ...]
     scalers: tuple[ScalerPlan, ...]

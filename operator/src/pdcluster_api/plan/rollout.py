@@ -33,7 +33,7 @@ from pdcluster_api.plan.observed.state import (
 from pdcluster_schema.conditions import NAME_TAKEN
 from pdcluster_schema.workload import WorkloadId
 
-Strategy = Literal["BlueGreen", "Recreate"]
+Strategy = Literal["BlueGreen", "Rolling", "Recreate"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class RolloutStep:
     kept: tuple[WorkloadId, ...] = ()  # workloads of an older revision that stay for now
     # what must end before missing workloads of the target are made; None = no waiting
     waits_for: OldPods | None = None
+    is_wide: bool = False  # the Service should select workers of every revision
 
 
 def current_revision(
@@ -218,12 +219,15 @@ def read_rollout(status: Mapping[str, Any]) -> Rollout | None:
         return None
 
 
-def rollout_field(rollout: Rollout | None) -> dict[str, Any]:
+def rollout_field(rollout: Rollout | None, *step: int) -> dict[str, Any]:
+    """step: of a rolling roll out, its number and how many there are"""
     if rollout is None:
         return {}
+    shown = dict(zip(("step", "steps"), step, strict=False))
     found = {name: getattr(rollout, field) for name, field in _NAMES.items()}
     left_out = {name for name, each in found.items() if each is None or each is False}
-    return {FIELD: {name: each for name, each in found.items() if name not in left_out}}
+    kept = {name: each for name, each in found.items() if name not in left_out}
+    return {FIELD: kept | shown}
 
 
 def is_rolled_back(

@@ -125,10 +125,18 @@ def plan_scaler(
     serving: str,
     *,
     is_replaced: bool = False,
+    together: int | None = None,
 ) -> ScalerPlan:
     """shown: the workload of its status, else that of the revision `serving`; is_replaced: its role
-    has another one beside it
+    has another one beside it; together: workers of all workloads of the pool, which serve together
     """
+    if together is not None:
+        of_pool = {labels.CLUSTER: cluster, labels.ROLE: size.role, labels.POOL: size.pool.name}
+        selector_of_all = ",".join(f"{key}={value}" for key, value in of_pool.items())
+        return ScalerPlan(
+            *(size.role, size.pool.name, size.pool.replicas, size.request),
+            {"replicas": together, "selector": selector_of_all},
+        )
     # Labels of one workload, for HPA: a rollout counts no worker twice.
     selector = {
         labels.CLUSTER: cluster,
@@ -156,6 +164,7 @@ class RequestedSizes:
     # all that a reconcile makes or keeps, with sizes; declared pools follow theirs
     workloads: Sequence[Workload]
     given_up: frozenset[WorkloadId] = frozenset()  # those of them that are to have no workers
+    is_rolling: bool = False  # workers of all revisions serve, and count for a pool's size together
 
 
 @dataclass(frozen=True)
@@ -207,12 +216,41 @@ def pool_facts(
             gpus_per_replica=size.gpus_per_replica,
             holdings=holdings.pop((size.key, size.pool.gpu), ()),
         )
-        if state is not None:
+        if requested.is_rolling:
+            facts = _together(facts, requested, observed, scrape_state)
+        elif state is not None:
             facts = _with_pods(facts, state, max(size.desired, before), scrape_state)
+        if state is not None:
             num_lost = sum(ordinal < size.desired for ordinal in lost.get(state.id, ()))
             facts = replace(facts, lost=num_lost)
         found.append(facts)
     return [*found, *_undeclared(holdings)]
+
+
+def _together(
+    facts: PoolFacts, requested: RequestedSizes, observed: Observed, scrape_state: ScrapeState
+) -> PoolFacts:
+    """Facts of a pool with those of its workers of all revisions, which serve together."""
+    sizes = {each.id: each.replicas for each in requested.workloads}
+    found = [
+        _with_pods(
+            replace(facts, replicas=sizes.get(state.id, 0), current=state.num_pods),
+            *(state, sizes.get(state.id, 0), scrape_state),
+        )
+        for state in observed.workloads
+        if (state.id.role, state.id.pool) == facts.key and not state.gone
+    ]
+    ready = sum(each.ready for each in found)
+    return replace(
+        facts,
+        ready=ready,
+        ending=facts.current - sum(each.current - each.ending for each in found),
+        unschedulable=sum(each.unschedulable for each in found),
+        unschedulable_seconds=max((each.unschedulable_seconds for each in found), default=0.0),
+        fault=next((each.fault for each in found if each.fault), None),
+        leaving=frozenset[str]().union(*(each.leaving for each in found)),
+        top=sum(each.top for each in found),
+    )
 
 
 def held_by_type(facts: Iterable[PoolFacts]) -> Counter[str]:
@@ -261,12 +299,21 @@ def _holdings(
         of = (before | declared).get(key, ("", 1))
         own = (state.gpu or of[0], state.gpus_per_replica or of[1]) if state else of
         grows = each in planned and key in declared and each not in requested.given_up
+        if requested.is_rolling:
+            grows = grows and requested.declared.has(each)
         # one as it is declared comes in its place
         if own != of and state is not None and state.gone:
             found[key, of[0]] += (_holding(None, size, of, grows=grows),)
             size, grows = 0, False
         holding = _holding(state, size, own, grows=grows)
-        found[key, own[0]] += (replace(holding, lost=lost.get(each, ())),)
+        elsewhere = 0
+        if requested.is_rolling:
+            elsewhere = sum(
+                planned[other]
+                for other in planned
+                if other != each and (other.role, other.pool) == key
+            )
+        found[key, own[0]] += (replace(holding, lost=lost.get(each, ()), elsewhere=elsewhere),)
     return found
 
 

@@ -42,11 +42,14 @@ _MAX_VALUE = 24  # characters of a value in the table
 _STRATEGIES = {
     "BlueGreen": "its workers come up beside the old ones, the Service switches when all of them "
     "are ready, then the old ones drain",
+    "Rolling": "old workers are replaced step by step while both revisions serve, and drain stream "
+    "by stream",
     "Recreate": "the old workers end first, and nothing answers until the new ones are ready",
 }
 _ROLE_STRATEGIES = {
     "BlueGreen": "new ones come up beside the old ones and serve with them; when all new ones are "
     "ready, the old ones drain",
+    "Rolling": "step by step, while old and new ones serve together",
     "Recreate": "the old ones of that role end first",
 }
 
@@ -97,6 +100,8 @@ def _blocks(found: Preview) -> Iterator[str]:
     yield _pools(found)
     if text := _scaling(found):
         yield text
+    if found.steps:
+        yield _steps(found)
     yield _accelerators(found)
 
 
@@ -189,6 +194,23 @@ def _accelerators(found: Preview) -> str:
             "beside the old."
         )
         lines += textwrap.wrap(text, WIDTH)
+    return "\n".join(lines)
+
+
+def _steps(found: Preview) -> str:
+    """New and old workers after each change of sizes, and the most accelerators on the way."""
+    roles = sorted({role for step in found.steps for role in (*step.new, *step.old)})
+    rows = [
+        (
+            f"{step.number} of {step.steps}",
+            *(f"{step.new.get(role, 0)} new, {step.old.get(role, 0)} old" for role in roles),
+            ", ".join(f"{number} {gpu}" for gpu, number in sorted(step.accelerators.items())),
+        )
+        for step in found.steps
+    ]
+    lines = table(("STEP", *(role.upper() for role in roles), "AT MOST"), rows)
+    if found.shortage:
+        lines += textwrap.wrap(f"It stops there: {found.shortage}.", WIDTH)
     return "\n".join(lines)
 
 

@@ -4,12 +4,13 @@ It compares the plan of the new object with what is there; a default equals a va
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from pdcluster_api.plan.cluster import desired_state, requested_sizes, sizes_of
+from pdcluster_api.plan.inputs import plan_inputs
 from pdcluster_api.plan.observed.pools import DeclaredRevision
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
@@ -19,6 +20,8 @@ from pdcluster_api.plan.observed.state import (
     ScalingDecision,
     WorkloadState,
 )
+from pdcluster_api.plan.rolling.planned import rolling_plan
+from pdcluster_api.plan.rolling.steps import RollingStep, all_steps
 from pdcluster_api.plan.sizes import PoolSize, ScrapeState, held_by_type, pool_facts
 from pdcluster_schema.accelerators import NUMBERS, accelerators_text
 from pdcluster_schema.continuation import continued, snapshots_of
@@ -112,6 +115,17 @@ class Accelerators:
 
 
 @dataclass(frozen=True)
+class PreviewStep:
+    """Workers of both revisions by role, and the most accelerators on the way to them, by type."""
+
+    number: int
+    steps: int
+    new: Mapping[str, int]
+    old: Mapping[str, int]
+    accelerators: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class Preview:
     """Effects of applying an object.
 
@@ -132,6 +146,9 @@ class Preview:
     refused: tuple[Fault, ...] = ()
     # roles of which the workers are replaced, each with the first field for which; empty = unknown
     replaced: Mapping[str, str] = field(default_factory=dict)
+    # of a rolling roll out, as it goes if all goes well
+    steps: tuple[PreviewStep, ...] = ()
+    shortage: str | None = None  # what holds the last of them up
 
     @property
     def is_rollout(self) -> bool:
@@ -184,6 +201,8 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
     known = {**({} if old is None else _declared(old.spec)), **_declared(new.spec)}
     replaced = {} if old is None else _replaced(old, new, is_rollout=before != after)
     changes = () if old is None else tuple(_changes(old, new, set(replaced), before != after))
+    rolling = rolling_plan(plan_inputs(new, there))
+    steps = () if rolling is None else tuple(all_steps(rolling.roles, rolling.budget))
     return Preview(
         before=before,
         after=after,
@@ -191,7 +210,7 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
         mode=(None if old is None else old.spec.autoscale.mode, new.spec.autoscale.mode),
         changes=changes,
         pools=tuple(_pools(new.spec, sizes, running, known, there.decision)),
-        accelerators=tuple(_accelerators(new, there)),
+        accelerators=tuple(_accelerators(new, there, [held for _, held in steps])),
         problems=(
             *(() if there.decision is None else there.decision.problems),
             *_over_budget(new, there, now),
@@ -202,7 +221,19 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
             role: next((each.path for each in changes if _concerns(each.path, role)), "")
             for role in replaced
         },
+        steps=tuple(_steps(steps)),
+        shortage=None if not steps or rolling is None else rolling.shortage_of(steps[-1][0]),
     )
+
+
+def _steps(steps: Iterable[tuple[RollingStep, Counter[str]]]) -> Iterator[PreviewStep]:
+    for step, held in steps:
+        new, old = Counter[str](), Counter[str]()
+        for (role, _), number in step.new.items():
+            new[role] += number
+        for workload, number in step.old.items():
+            old[workload.role] += number
+        yield PreviewStep(step.number, step.steps, new, old, held)
 
 
 def _replaced(old: PDCluster, new: PDCluster, *, is_rollout: bool) -> list[str]:
@@ -306,7 +337,10 @@ def _ignored(spec: PDClusterSpec, size: PoolSize) -> str | None:
     )
 
 
-def _accelerators(cluster: PDCluster, there: Observed) -> Iterator[Accelerators]:
+def _accelerators(
+    cluster: PDCluster, there: Observed, steps: Sequence[Counter[str]]
+) -> Iterator[Accelerators]:
+    """steps: the most accelerators on the way through each of a rolling roll out"""
     now, after = Counter[str](), Counter[str]()
     for state in there.workloads:
         number = state.current if state.gone else max(state.current, state.desired)
@@ -314,6 +348,8 @@ def _accelerators(cluster: PDCluster, there: Observed) -> Iterator[Accelerators]
     for size in sizes_of(cluster, there):
         after[size.pool.gpu] += size.desired * size.gpus_per_replica
     meanwhile = held_by_type(pool_facts(requested_sizes(cluster, there), there, ScrapeState()))
+    if steps:
+        meanwhile = Counter({gpu: max(held[gpu] for held in steps) for gpu in set().union(*steps)})
     meanwhile[_UNKNOWN] += meanwhile.pop("", 0)
     for gpu in sorted({*now, *+meanwhile, *after}):
         yield Accelerators(gpu, now[gpu], max(meanwhile[gpu], now[gpu], after[gpu]), after[gpu])

@@ -63,6 +63,8 @@ WHOLE = ("service.annotations", "podTemplate")
 
 PLANNED = {
     "rollout.strategy": "the order in which workloads exist",
+    "rollout.maxSurge": "how many workers a step takes forward",
+    "rollout.maxUnavailable": "how many workers may be missing in a step",
     "rollout.progressDeadlineSeconds": "when a new revision is given up",
     "rollout.drainTimeoutSeconds": "how long a workload waits before it shrinks",
     "roles.pools.replicas": "the size of a workload, seeded into its scaler",

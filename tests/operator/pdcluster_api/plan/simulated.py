@@ -5,6 +5,7 @@ It has no time.  Pods of a StatefulSet that is deleted end one by one, and those
 that a spec breaks never become ready.
 """
 
+import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,11 +18,14 @@ from pdcluster_api.plan.observed.state import (
 )
 from pdcluster_schema.conditions import IMAGE_NOT_PULLED
 from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
 from pdcluster_schema.workload import WorkloadId
 from tests.operator.pdcluster_api.plan.clusters import (
     ETCD_READY,
+    LATER,
     NOW,
     Planned,
+    condition_of,
     failing_pod,
     plan_all,
 )
@@ -57,6 +61,7 @@ class SimulatedCluster:
     records: set[WorkloadId] = field(default_factory=set)
     scalers: dict[Place, ScalerState] = field(default_factory=dict)
     service: str | None = None
+    is_wide: bool = False
     service_refused: bool = False
     discovery: DiscoveryState = ETCD_READY
     broken: set[str] = field(default_factory=set)
@@ -73,9 +78,14 @@ class SimulatedCluster:
             workloads=[self._state(each) for each in known],
             records=sorted(self.records),
             scalers=list(self.scalers.values()),
-            service_revision=self.service,
+            service_revision=self._served if self.is_wide else self.service,
+            service_is_wide=self.is_wide,
             failures=self.failures,
         )
+
+    @property
+    def _served(self) -> str | None:
+        return self.status.get("servingRevision")
 
     def _state(self, workload: WorkloadId) -> WorkloadState:
         pods = self.pods.get(workload, Pods())
@@ -116,7 +126,7 @@ class SimulatedCluster:
         if self.service_refused:
             self.failures = (WriteFailure("Service chat", "Forbidden", "may not be written"),)
         else:
-            self.service, self.failures = plan.serving, ()
+            self.service, self.is_wide, self.failures = plan.serving, plan.is_wide, ()
         for workload in {*self.sets, *self.records} - set(wanted):
             self.records.discard(workload)
             self.delete_set(workload)
@@ -175,3 +185,33 @@ class SimulatedCluster:
             if repr(self) == before:
                 return plan
         raise AssertionError(f"no fixpoint in {rounds} rounds: {self}")
+
+
+def declared_places(cluster: PDCluster) -> set[tuple[str, str]]:
+    return {
+        (role, each.name)
+        for role, spec in cluster.spec.roles.present().items()
+        for each in spec.pools
+    }
+
+
+def assert_at_rest(existing: SimulatedCluster, cluster: PDCluster) -> None:
+    """Planning again, later, changes nothing: no write, no event, no byte of the status."""
+    plan = existing.plan(cluster, LATER)
+    assert json.dumps(plan.status) == json.dumps(existing.status)
+    assert plan.events == ()
+    assert {workload.id: workload.replicas for workload in plan.workloads} == existing.sets
+    assert all(scaler.request is None for scaler in plan.scalers)
+    if not existing.service_refused:
+        assert plan.serving == existing.service
+
+
+def assert_as_declared(existing: SimulatedCluster, cluster: PDCluster) -> None:
+    target = revision_of(cluster.spec)
+    assert existing.service == existing.status["servingRevision"] == target
+    assert condition_of(existing.status, "Ready")["status"] == "True", existing.status
+    pools = declared_places(cluster)
+    assert {(workload.role, workload.pool, workload.revision) for workload in existing.sets} == {
+        (*place, target) for place in pools
+    }
+    assert set(existing.scalers) == pools

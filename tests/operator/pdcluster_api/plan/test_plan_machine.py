@@ -8,7 +8,6 @@ revisions.  At the end all ills are healed, and the cluster comes to rest as it
 is declared: then planning again changes nothing at all.
 """
 
-import json
 from typing import Any
 
 from hypothesis import settings
@@ -28,7 +27,12 @@ from tests.operator.pdcluster_api.plan.clusters import (
     make_cluster,
     pool,
 )
-from tests.operator.pdcluster_api.plan.simulated import SimulatedCluster
+from tests.operator.pdcluster_api.plan.simulated import (
+    SimulatedCluster,
+    assert_as_declared,
+    assert_at_rest,
+    declared_places,
+)
 
 NAMES = ("x", "y")
 BOUNDS = st.sampled_from(
@@ -271,14 +275,6 @@ def check_leaving(
     assert leaving == {(role, pool) for role, pool in gone if role in unready and is_kept}
 
 
-def declared_places(cluster: PDCluster) -> set[tuple[str, str]]:
-    return {
-        (role, each.name)
-        for role, spec in cluster.spec.roles.present().items()
-        for each in spec.pools
-    }
-
-
 def can_take_over(plan: Planned, observed: Observed, target: str) -> bool:
     """Return whether all declared workers are ready, by the sizes in the status."""
     wanted = {
@@ -335,28 +331,6 @@ def check_status(plan: Planned, observed: Observed) -> None:
     assert condition_of(plan.status, "Serving")["status"] == str(is_serving)
     for condition in plan.status["conditions"]:
         assert condition["message"]
-
-
-def assert_at_rest(existing: SimulatedCluster, cluster: PDCluster) -> None:
-    """Planning again, later, changes nothing: no write, no event, no byte of the status."""
-    plan = existing.plan(cluster, LATER)
-    assert json.dumps(plan.status) == json.dumps(existing.status)
-    assert plan.events == ()
-    assert {workload.id: workload.replicas for workload in plan.workloads} == existing.sets
-    assert all(scaler.request is None for scaler in plan.scalers)
-    if not existing.service_refused:
-        assert plan.serving == existing.service
-
-
-def assert_as_declared(existing: SimulatedCluster, cluster: PDCluster) -> None:
-    target = revision_of(cluster.spec)
-    assert existing.service == existing.status["servingRevision"] == target
-    assert condition_of(existing.status, "Ready")["status"] == "True", existing.status
-    pools = declared_places(cluster)
-    assert {(workload.role, workload.pool, workload.revision) for workload in existing.sets} == {
-        (*place, target) for place in pools
-    }
-    assert set(existing.scalers) == pools
 
 
 TestClusterPlan = ClusterMachine.TestCase

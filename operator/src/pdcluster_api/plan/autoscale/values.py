@@ -81,10 +81,11 @@ class Holding:
     grows: bool  # whether the pool's size is its size, too
     gpus_per_replica: int = 1  # accelerators of each; another revision may have had another number
     lost: tuple[int, ...] = ()  # of pods of lost nodes, in neither: nothing can take their places
+    elsewhere: int = 0  # workers of other StatefulSets that count for the pool's size, too
 
     def held(self, replicas: int) -> int:
         """The most pods on the way to that size: a terminating pod keeps its place."""
-        size = max(self.top, replicas) if self.grows else self.top
+        size = max(self.top, replicas - self.elsewhere) if self.grows else self.top
         # asked for many sizes of many pools
         num_below = bisect_left(self.ordinals, size) - bisect_left(self.ordinals, 0)
         num_places = size - sum(ordinal < size for ordinal in self.lost)

@@ -3,8 +3,8 @@
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
@@ -44,6 +44,7 @@ class PoolView:
     target: WorkloadState | None
     shown: WorkloadState | None
     ending: tuple[PodState, ...] = ()  # terminating pods of the declared revision
+    num_others: int = 0  # ready workers that serve beside those that are shown
 
     @property
     def desired(self) -> int:
@@ -51,7 +52,7 @@ class PoolView:
 
     @property
     def ready(self) -> int:
-        return 0 if self.shown is None else self.shown.ready
+        return self.num_others + (0 if self.shown is None else self.shown.ready)
 
     @property
     def updated(self) -> int:
@@ -125,6 +126,7 @@ class Workloads:
 
     def __init__(self, observed: Observed, declared: DeclaredRevision | None = None) -> None:
         self._states, self._declared = observed.workloads, declared
+        self._everywhere = observed.service_revision if observed.service_is_wide else None
         self._living: defaultdict[tuple[str, str, str], list[WorkloadState]] = defaultdict(list)
         for state in observed.workloads:
             if not state.gone:
@@ -159,6 +161,11 @@ class Workloads:
     def of_revision(self, revision: str | None) -> list[WorkloadState]:
         return [state for state in self._states if state.id.revision == revision]
 
+    def _reached(self, revision: str | None) -> Sequence[WorkloadState]:
+        """Workloads of a revision; of all where the Service selects them with it."""
+        is_wide = revision is not None and revision == self._everywhere
+        return self._states if is_wide else self.of_revision(revision)
+
     def num_answering(self, revision: str | None, role: str | None = None) -> int:
         """Ready workers of a revision that answer clients; none while routers have no worker to
         give a request to.  role: of those that the Service leads to; None = the one that answers in
@@ -176,18 +183,34 @@ class Workloads:
         """The role of a revision that answers clients; None = it has no such workload."""
         return ingress_of(
             state.id.role
-            for state in self.of_revision(revision)
+            for state in self._reached(revision)
             if state.id.role != ROUTER or state.desired
         )
 
     def view(
-        self, role: str, pools: Iterable[DeclaredPool], *, target: str | None, serving: str | None
+        self,
+        role: str,
+        pools: Iterable[DeclaredPool],
+        *,
+        target: str | None,
+        serving: str | None,
+        is_rolling: bool = False,
     ) -> RoleView:
-        return RoleView(role, tuple(self._pool(role, pool, target, serving) for pool in pools))
+        """is_rolling: workers of all workloads serve together"""
+        views = (self._pool(role, pool, target, serving) for pool in pools)
+        return RoleView(
+            role, tuple(self._together(view, role) if is_rolling else view for view in views)
+        )
+
+    def _together(self, view: PoolView, role: str) -> PoolView:
+        key = (role, view.declared.name)
+        states = [each for each in self._states if (each.id.role, each.id.pool) == key]
+        others = (each.ready for each in states if each is not view.shown and not each.gone)
+        return replace(view, num_others=sum(others))
 
     def _ready_by_role(self, revision: str | None) -> Counter[str | None]:
         found = Counter[str | None]()
-        for state in self.of_revision(revision):
+        for state in self._reached(revision):
             found[state.id.role] += 0 if state.gone else state.ready
         return found
 

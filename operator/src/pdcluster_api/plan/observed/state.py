@@ -228,6 +228,9 @@ class Observed:
     # the revision whose pods the ingress Service selects; None = no such Service yet
     service_revision: str | None = None
     service_role: str | None = None  # their role; None likewise
+    # it selects workers of every revision, while one replaces another step by step; the revision
+    # above is then the one that serves by the last status
+    service_is_wide: bool = False
     # workloads with a snapshot (a ControllerRevision), from which a lost StatefulSet can be made
     # again
     records: Sequence[WorkloadId] = ()

@@ -207,6 +207,12 @@ def rollout_over_budget(
     return Condition.true(words.ROLLOUT_OVER_BUDGET, words.ROLLOUT_OVER_BUDGET, message)
 
 
+def rollout_held(short: str | None) -> Condition | None:
+    """RolloutOverBudget of a rolling roll out, which waits.  short: why; None = it goes on"""
+    kind = words.ROLLOUT_OVER_BUDGET
+    return None if short is None else Condition.true(kind, kind, short)
+
+
 def _beyond(budget: BudgetSpec, held: Counter[str]) -> Iterator[str]:
     if budget.total is not None and held.total() > budget.total:
         over = held.total() - budget.total

@@ -51,11 +51,13 @@ class StatusInputs:
     # roles of which new workers are to take the place of others of the same revision
     changing: frozenset[str] = frozenset()
     lost: Collection[str] = ()  # terminating pods of lost nodes, by name
+    step: str | None = None  # of a rolling roll out, and what it waits for; None = it does not roll
 
     @property
     def is_rolling(self) -> bool:
         """True if older workers serve, or still have to go first."""
-        return self.waits_for is not None or self.is_replacing or bool(self.changing)
+        replaces = self.is_replacing or bool(self.changing) or self.step is not None
+        return self.waits_for is not None or replaces
 
     @property
     def is_replacing(self) -> bool:
@@ -115,6 +117,8 @@ class StatusInputs:
         """The revision that serves meanwhile, as text; empty if none does."""
         if not self.num_answering or not self.current:
             return ""
+        if self.step is not None:
+            return "the old workers that are left go on serving"
         if self.is_replacing:
             return f"revision {self.current} goes on serving"
         return "the workers before them go on serving"
@@ -262,7 +266,8 @@ def _serving(facts: StatusInputs) -> Condition:
     is_refused = key_fault is not None and key_fault.reason == words.CONFIGURATION_REFUSED
     if key_fault is not None and is_refused and serving == facts.target:
         return Condition.false(kind, *key_fault)
-    message = f"requests are answered by {facts.answering} of revision {serving}"
+    of = "all revisions" if facts.observed.service_is_wide else f"revision {serving}"
+    message = f"requests are answered by {facts.answering} of {of}"
     if facts.decoding_role != "mixed" and not facts.existing.has_prefill(serving):
         message += "; no prefill worker is ready, so they prefill themselves"
     return Condition.true(kind, words.ANSWERING, message)
@@ -283,6 +288,7 @@ def _ready(below: Sequence[Condition], facts: StatusInputs) -> Condition:
         return Condition.false(kind, *_cause(min(bad, key=lambda each: rank(each.reason)), facts))
     if facts.is_rolling:
         waits = "its workers take over" if facts.waits_for is None else waiting_for(facts.waits_for)
+        waits = facts.step or waits
         message = f"roll out to {facts.new}: {waits}"
         return Condition.false(kind, words.ROLLING_OUT, message)
     numbers = (f"{view.name} {view.num_target_ready}/{view.desired}" for view in facts.roles)
@@ -300,6 +306,11 @@ def _stalled(facts: StatusInputs, cause: str) -> str:
             f"{what}; it {facts.scaled_to_0}{serves}; fix that, then change the spec, or "
             "rollout.progressDeadlineSeconds to try the same again, or apply the previous file"
         )
+    if facts.step is not None:
+        return (
+            f"{what}; {facts.step}; {facts.goes_on or 'nothing else is scaled down'}: fix that, or "
+            "apply the previous file, which brings its workers back step by step"
+        )
     if facts.is_rolling and facts.waits_for is None:
         return (
             f"{what}; nothing is scaled down: no worker of revision {facts.current} answered "
@@ -316,6 +327,10 @@ def _cause(worst: Condition, facts: StatusInputs) -> Problem:
         return Problem(worst.reason, message)
     serves = f"; {facts.goes_on}" if facts.goes_on else ""
     on_the_way = worst.reason in (words.STARTING, words.SCALING)
+    if facts.step is not None:
+        is_next = on_the_way or worst.reason == words.ROLLING_OUT
+        message = facts.step if is_next else f"{facts.step}; {message}"
+        serves = "" if is_next else serves
     return Problem(
         words.ROLLING_OUT if on_the_way else worst.reason,
         f"roll out to {facts.new}: {message}{serves}",

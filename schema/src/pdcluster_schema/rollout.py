@@ -1,0 +1,131 @@
+"""Rollout of a PDCluster spec: how workers of an old revision are replaced."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, PlainValidator
+from pydantic.alias_generators import to_snake
+
+from pdcluster_schema.section import Cel, Crd, Rule, SpecSection, rule
+from pdcluster_schema.values import MAX_SECONDS, MAX_WORKERS, WholeSeconds
+
+_SHARE = re.compile(r"(100|[1-9]?[0-9])%")
+
+
+def _share(value: object) -> int | str:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_WORKERS:
+        return value
+    if isinstance(value, str) and _SHARE.fullmatch(value):
+        return value
+    raise rule(f"{value!r} is not a number of workers", _ANY_SHARE)
+
+
+_ANY_SHARE = (
+    f"write 0 to {MAX_WORKERS} workers, or a percentage of the role's accelerators in quotes such "
+    'as "25%"'
+)
+WorkerShare = Annotated[
+    int | str,
+    PlainValidator(_share),
+    Crd(
+        Cel(
+            f"type(self) == int ? self >= 0 && self <= {MAX_WORKERS} : "
+            "self.matches('^(100|[1-9]?[0-9])%$')",
+            f"not a number of workers: {_ANY_SHARE}",
+        ),
+        maxLength=4,
+    ),
+]
+"""Workers of a role, or a percentage of its accelerators."""
+
+
+def workers_of_share(share: int | str, accelerators: int, per_worker: int) -> int:
+    """Whole workers of a share of so many accelerators.
+
+    >>> workers_of_share("25%", 64, 8), workers_of_share("10%", 64, 8), workers_of_share(3, 64, 8)
+    (2, 0, 3)
+    """
+    if isinstance(share, int):
+        return share
+    return int(share.removesuffix("%")) * accelerators // (100 * per_worker)
+
+
+def smallest_percentage(accelerators: int, per_worker: int) -> int:
+    """That of so many accelerators which is one worker."""
+    return min(100, -(-100 * per_worker // accelerators))
+
+
+def _is_rolling(spec: "RolloutSpec") -> bool:
+    return spec.strategy == "Rolling"
+
+
+def _for_rolling(field: str) -> Rule:
+    name = to_snake(field)
+    return Rule(
+        cel=f"!has(self.{field}) || self.?strategy.orValue('BlueGreen') == 'Rolling'",
+        holds=lambda spec: getattr(spec, name) is None or _is_rolling(spec),
+        reason="is for strategy: Rolling",
+        fix="set that, or leave it out",
+        at=field,
+    )
+
+
+class RolloutSpec(SpecSection):
+    """Replacement of an old revision by a new one."""
+
+    strategy: Literal["BlueGreen", "Rolling", "Recreate"] = "BlueGreen"
+    """BlueGreen = all new workers beside the old ones, then traffic switches; Rolling = step by
+    step, within maxSurge, maxUnavailable and autoscale.budget, while both serve; Recreate = the old
+    ones end first.
+    """
+    max_surge: WorkerShare | None = None
+    """Workers of each role that Rolling may have beyond those that are wanted, or a percentage of
+    the role's accelerators such as "25%"; by default 1.
+    """
+    max_unavailable: WorkerShare | None = None
+    """Workers of each role that Rolling may do without where there is no room for new ones beside
+    the old, or a percentage as for maxSurge; by default 0.
+    """
+    grace_period_seconds: Annotated[int, Field(ge=10, le=MAX_SECONDS)] = 300
+    """Seconds that a stopped worker has to finish its streams before it is killed."""
+    drain_timeout_seconds: WholeSeconds | None = None
+    """Seconds that a worker which is scaled away has to finish its streams before it is stopped; by
+    default as long as it takes.
+    """
+    progress_deadline_seconds: Annotated[int, Field(ge=30, le=MAX_SECONDS)] = 3600
+    """Seconds for which no more workers of a new revision need become ready. Then the object has
+    stalled, and while another revision serves the new one is scaled to 0, until the spec or this
+    number changes.
+    """
+
+    RULES = (
+        _for_rolling("maxSurge"),
+        _for_rolling("maxUnavailable"),
+        Rule(
+            cel="self.?strategy.orValue('BlueGreen') != 'Rolling' || "
+            "!(string(self.?maxSurge.orValue(1)) in ['0', '0%']) || "
+            "!(string(self.?maxUnavailable.orValue(0)) in ['0', '0%'])",
+            holds=lambda spec: (
+                not _is_rolling(spec) or not {spec.surge, spec.unavailable} <= {0, "0%"}
+            ),
+            reason="and maxUnavailable are 0, so no worker could be replaced",
+            fix="set one of them to 1 or more",
+            at="maxSurge",
+        ),
+    )
+
+    @property
+    def surge(self) -> int | str:
+        return 1 if self.max_surge is None else self.max_surge
+
+    @property
+    def unavailable(self) -> int | str:
+        return 0 if self.max_unavailable is None else self.max_unavailable
+
+    def limits(self, accelerators: int, per_worker: int) -> tuple[int, int]:
+        """Workers of a role by maxSurge and maxUnavailable."""
+        surge, unavailable = (
+            workers_of_share(share, accelerators, per_worker)
+            for share in (self.surge, self.unavailable)
+        )
+        return surge, unavailable
