@@ -59,6 +59,10 @@ def _is_rolling(spec: "RolloutSpec") -> bool:
     return spec.strategy == "Rolling"
 
 
+def _is_0(field: str) -> str:
+    return f"type(self.{field}) == int ? self.{field} == 0 : self.{field} == '0%'"
+
+
 def _for_rolling(field: str) -> Rule:
     name = to_snake(field)
     return Rule(
@@ -102,9 +106,8 @@ class RolloutSpec(SpecSection):
         _for_rolling("maxSurge"),
         _for_rolling("maxUnavailable"),
         Rule(
-            cel="self.?strategy.orValue('BlueGreen') != 'Rolling' || "
-            "!(string(self.?maxSurge.orValue(1)) in ['0', '0%']) || "
-            "!(string(self.?maxUnavailable.orValue(0)) in ['0', '0%'])",
+            cel="self.?strategy.orValue('BlueGreen') != 'Rolling' || !has(self.maxSurge) || "
+            f"!({_is_0('maxSurge')}) || has(self.maxUnavailable) && !({_is_0('maxUnavailable')})",
             holds=lambda spec: (
                 not _is_rolling(spec) or not {spec.surge, spec.unavailable} <= {0, "0%"}
             ),
