@@ -19,13 +19,18 @@ help: ## show this list
 
 setup: .venv/.ready ## create .venv with everything the project needs
 
-.venv/.ready: scripts/setup.sh scripts/torch_without_cuda.py constraints.txt requirements-dev.txt schema/pyproject.toml operator/pyproject.toml worker/pyproject.toml simulator/pyproject.toml worker/setup.py $(KERNELS)
+.venv/.ready: .venv/.serves requirements-dev.txt simulator/pyproject.toml
 	@scripts/setup.sh
+	@touch $@
+
+# What `make run` needs: half of it.
+.venv/.serves: scripts/setup.sh scripts/import_all.py scripts/torch_without_cuda.py constraints.txt schema/pyproject.toml operator/pyproject.toml worker/pyproject.toml worker/setup.py $(KERNELS)
+	@scripts/setup.sh run
 	@touch $@
 
 model: $(MODEL)/.ready ## fetch and convert the sample chat model, once, into the cache directory
 
-$(MODEL)/.ready: scripts/fetch_model.py | .venv/.ready
+$(MODEL)/.ready: scripts/fetch_model.py | .venv/.serves
 	@$(PYTHON) scripts/fetch_model.py $(MODEL)
 
 kubernetes: $(KUBERNETES)/.ready ## build the Kubernetes that tests and the test cluster run, once, into the cache directory
@@ -58,7 +63,7 @@ docs: .venv-docs/.ready ## build the documentation site into site/, strict: no d
 	@.venv-docs/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<
 	@touch $@
 
-run: setup model ## serve examples/chat.yaml: prefill and decode workers on this machine
+run: .venv/.serves model ## serve examples/chat.yaml: prefill and decode workers on this machine
 	@.venv/bin/pdctl up examples/chat.yaml
 
 # A container may set it, and then each of hundreds of processes compiles all that it imports.
