@@ -154,3 +154,28 @@ def test_another_spelling_replaces_nothing_and_an_edit_of_routers_routers_alone(
     scene.await_condition("Ready", "True")
     for role in ("prefill", "decode"):
         assert of_role(role, scene.pods()) == of_role(role, pods)
+
+
+def test_rolling_replaces_one_worker_after_the_other_while_both_revisions_serve(
+    scene: Scene, nodes: Nodes
+):
+    # no worker here says that it has drained
+    scene.create(rollout={"strategy": "Rolling", "drainTimeoutSeconds": 1})
+    scene.await_condition("Ready", "True")
+    old = scene.revision
+    scene.change(engine=OTHER_ENGINE)
+    new = scene.revision
+    seen: set[tuple[int, int]] = set()
+    selectors: set[str | None] = set()
+
+    def is_done() -> bool:
+        decode = of_role("decode", scene.pods())
+        seen.add((sum(old in name for name in decode), sum(new in name for name in decode)))
+        service = scene.api.get(scene.path("Service", scene.name))
+        selectors.add(service["spec"]["selector"].get(REVISION) if service else None)
+        return scene.condition("Ready").get("status") == "True" and not of_revision(scene, old)
+
+    scene.until(is_done)
+    assert old != new
+    assert all(2 <= sum(pods) <= 3 for pods in seen), seen
+    assert selectors == {old, None, new}
