@@ -34,6 +34,7 @@ def list_cases(place: str, base: Change) -> list[Case]:
         case([HOST, SERVER], [HOST, {**SERVER, "size": "2Gi"}]),
         case([HOST, SERVER], [HOST, {**SERVER, "path": "/mnt/kv"}]),
         case([HOST, SERVER | SECRET], [HOST, SHARED | SECRET]),
+        case([HOST, SERVER | SECRET], [HOST, SERVER | {"passwordSecret": "My_Secret"}]),
         case([HOST], [{"type": "host"}]),
     ]
 
