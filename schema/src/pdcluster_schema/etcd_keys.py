@@ -5,7 +5,7 @@ ROOT = "/pdcluster/"
 
 
 ROLE_SUFFIX = "/role"
-"""Of a worker's role, below its command: an etcd's rights to commands are rights to it too."""
+"""A worker's role, below its command: an etcd's rights to commands are rights to it too."""
 
 
 def cluster_prefix(namespace: str, name: str) -> str:

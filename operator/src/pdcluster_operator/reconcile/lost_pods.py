@@ -1,6 +1,6 @@
 """Delete the pods of lost nodes, where the chart's `deleteLostPods` gives the right to.  Kubernetes
 does it where the Node is gone or is marked `out-of-service`; while the node is only unreachable, a
-StatefulSet waits for its pod for ever.
+StatefulSet waits for its pod indefinitely.
 """
 
 import logging

@@ -169,13 +169,13 @@ async def test_our_own_front_end_says_what_images_need(rig: Rig) -> None:
 
 
 def block(data_url: str = "", **source: Any) -> dict[str, Any]:
-    """Of Anthropic's API."""
+    """One of Anthropic's API."""
     held = {"type": "base64", "media_type": "image/png", "data": data_url.partition(",")[2]}
     return {"type": "image", "source": source or held}
 
 
 def part(url: str, **fields: Any) -> dict[str, Any]:
-    """Of OpenAI's Responses API."""
+    """One of OpenAI's Responses API."""
     return {"type": "input_image", "image_url": url, "detail": "auto", **fields}
 
 
