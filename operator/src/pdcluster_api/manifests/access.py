@@ -187,11 +187,15 @@ def picker_service(picker: EndpointPickerSpec, owner: Owner, serving: str) -> Ma
     return shared_object("v1/Service", f"{owner.name}-picker", owner, spec=spec)
 
 
-def inference_pool(picker: EndpointPickerSpec, owner: Owner, serving: str, role: str) -> Manifest:
+def inference_pool(
+    picker: EndpointPickerSpec, owner: Owner, serving: str | None, role: str
+) -> Manifest:
     """The pods of the ingress Service, and the endpoint picker that chooses among them.  Our own
     picker chooses pods of its own revision: a roll out switches its Service alone.
+
+    serving: as for the ingress Service
     """
-    revision = {} if picker.name is None else {REVISION: serving}
+    revision = {} if picker.name is None or serving is None else {REVISION: serving}
     spec = {
         "selector": {"matchLabels": {CLUSTER: owner.name, ROLE: role, **revision}},
         "targetPorts": [{"number": HTTP_PORT}],

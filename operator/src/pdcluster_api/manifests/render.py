@@ -282,14 +282,14 @@ def render_shared(
                 has_pickers=cluster.spec.roles.picker is not None,
             )
         )
+    selected = None if is_wide else serving
     if picker is not None:
         pooled = role
         if picker.name is None:
             found.append(picker_service(picker, owner, serving))
             if role == ROUTER:
                 pooled = _decode_role(records, serving) or cluster.spec.decode_role
-        found.append(inference_pool(picker, owner, serving, pooled))
-    selected = None if is_wide else serving
+        found.append(inference_pool(picker, owner, selected, pooled))
     return (*found, workers_service(owner), ingress_service(cluster, owner, selected, role))
 
 

@@ -2,6 +2,8 @@
 and contents.
 """
 
+import pytest
+
 from pdcluster_api.manifests.render import render_shared
 from pdcluster_schema.workload import WorkloadId
 from tests.operator.pdcluster_api.manifests.rendering import (
@@ -59,6 +61,24 @@ def test_pool_of_an_older_revision_behind_routers_has_the_role_that_it_had() -> 
 
     (pool,) = [each for each in found if each["kind"] == "InferencePool"]
     assert pool["spec"]["selector"]["matchLabels"]["pdcluster.io/role"] == "mixed"
+
+
+@pytest.mark.parametrize(
+    ("is_wide", "revision"), [(False, {"pdcluster.io/revision": SERVING}), (True, {})]
+)
+def test_pool_of_another_picker_has_the_pods_of_the_ingress(
+    is_wide: bool, revision: dict[str, str]
+) -> None:
+    picked = cluster_of(at("spec.service.endpointPicker", {"name": "epp"}))
+    *_, pool, _, ingress = render_shared(picked, OWNER, SITE, SERVING, is_wide=is_wide)
+
+    assert pool["kind"] == "InferencePool"
+    assert pool["spec"]["selector"]["matchLabels"] == ingress["spec"]["selector"]
+    assert ingress["spec"]["selector"] == {
+        "pdcluster.io/cluster": "chat",
+        "pdcluster.io/role": "decode",
+        **revision,
+    }
 
 
 def test_each_workload_that_serves_has_a_budget_of_its_own() -> None:
