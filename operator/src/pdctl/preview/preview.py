@@ -45,6 +45,7 @@ class Effect(Enum):
     MODE = "the owner of pool sizes: at once"
     AUTOSCALER = "the next decision of the autoscaler"
     ASLEEP = "nothing while autoscale.mode is Off"
+    STEPS = "the steps of a rolling roll out"
     POOLS = "the size of a pool, see below"
     OVERRULED = "nothing: the autoscaler decides"
     BOUNDS = "the sizes that the pool may have"
@@ -263,7 +264,7 @@ def _changes(
         if effect is Effect.REVISION and not is_rollout:
             effect = _within_revision(path, replaced)
         elif effect is Effect.AUTOSCALER and new.spec.autoscale.mode == "Off":
-            effect = Effect.ASLEEP
+            effect = _without_autoscaler(path, new.spec)
         elif (
             effect is Effect.POOLS
             and new.spec.autoscale.mode == "On"
@@ -276,6 +277,11 @@ def _changes(
         ):
             effect = Effect.UNUSED
         yield Change(path, before, after, effect)
+
+
+def _without_autoscaler(path: str, spec: PDClusterSpec) -> Effect:
+    is_budget = path.startswith("spec.autoscale.budget.")
+    return Effect.STEPS if is_budget and spec.rollout.strategy == "Rolling" else Effect.ASLEEP
 
 
 def _within_revision(path: str, replaced: Set[str]) -> Effect:

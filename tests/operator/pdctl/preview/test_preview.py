@@ -10,6 +10,7 @@ from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
+from pdctl.cli.plan import render_preview
 from pdctl.preview.differences import changed_fields
 from pdctl.preview.preview import (
     Accelerators,
@@ -139,6 +140,52 @@ def test_each_field_says_when_it_takes_effect(path: str, value: Any, effect: Eff
     (found,) = of_files(*changed(at(path, value))).changes
 
     assert (found.path, found.effect) == (path.replace("pools.0", "pools[cpu]"), effect)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "effect"), [("Rolling", Effect.STEPS), ("BlueGreen", Effect.ASLEEP)]
+)
+def test_a_budget_without_the_autoscaler_is_for_rolling_alone(strategy: str, effect: Effect):
+    budget = at("spec.autoscale.budget.total", 5)
+    (found,) = of_files(*changed(budget, before=at(STRATEGY, strategy))).changes
+
+    assert found.effect == effect
+
+
+ROLLING = both(
+    at(STRATEGY, "Rolling"),
+    at("spec.roles.prefill.pools", [{"name": "p", "gpu": "B200", "replicas": 1}]),
+    at("spec.roles.decode.pools", [{"name": "d", "gpu": "H200", "replicas": 2}]),
+)
+OTHER_ENGINE = at("spec.engine.blockSize", 32)
+
+
+def steps_of(change: Change) -> list[str]:
+    """Lines of `pdctl plan` from the table of steps on, up to the next block."""
+    old, new = changed(change, before=ROLLING)
+    blocks = render_preview(new, of_files(old, new)).split("\n\n")
+    (found,) = [block.splitlines() for block in blocks if block.startswith("STEP")]
+    return [" ".join(line.split()) for line in found]
+
+
+def test_a_rolling_roll_out_is_shown_step_by_step_with_the_accelerators_of_each():
+    assert steps_of(OTHER_ENGINE) == [
+        "STEP DECODE PREFILL AT MOST",
+        "1 of 2 1 new, 2 old 1 new, 1 old 2 B200, 3 H200",
+        "2 of 2 1 new, 1 old 1 new, 1 old 2 B200, 3 H200",
+        "2 of 2 2 new, 1 old 1 new, 1 old 2 B200, 3 H200",
+        "2 of 2 2 new, 0 old 1 new, 0 old 2 B200, 3 H200",
+    ]
+
+
+def test_the_step_that_the_budget_has_no_room_for_is_shown_with_what_it_lacks():
+    *_, step, first, second = steps_of(both(OTHER_ENGINE, at("spec.autoscale.budget.total", 3)))
+
+    assert step == "1 of 2 0 new, 2 old 0 new, 1 old 1 B200, 2 H200"
+    assert f"{first} {second}".endswith(
+        "needs 1 B200 or 1 H200 more than autoscale.budget has: raise that, or give "
+        "rollout.maxUnavailable."
+    )
 
 
 @pytest.mark.parametrize(("gpu", "effect"), [("cpu", Effect.UNUSED), ("H100", Effect.ACCELERATORS)])

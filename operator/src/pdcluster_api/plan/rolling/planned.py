@@ -128,7 +128,7 @@ class RollingPlan:
     def shortage_of(self, step: RollingStep) -> str | None:
         if not step.short:
             return None
-        needs = ", ".join(f"{number} {gpu}" for gpu, number in sorted(step.short.items()))
+        needs = " or ".join(f"{number} {gpu}" for gpu, number in sorted(step.short.items()))
         return (
             f"the next worker of revision {self.inputs.target} needs {needs} more than "
             "autoscale.budget has: raise that, or give rollout.maxUnavailable"

@@ -39,7 +39,8 @@ class RollingStep:
     # by role: new workers that are to become ready, and old ones that drain
     starting: Mapping[str, int] = field(default_factory=dict)
     draining: Mapping[str, int] = field(default_factory=dict)
-    # accelerators that the next worker needs beyond the budget, by type; empty = it goes on
+    # accelerators of any one type that would do for the next worker, beyond the budget; empty = it
+    # goes on
     short: Mapping[str, int] = field(default_factory=dict)
     is_stuck: bool = False  # it waits for nothing, and has not ended
 
