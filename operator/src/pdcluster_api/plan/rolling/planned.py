@@ -76,7 +76,7 @@ class RollingPlan:
     @cached_property
     def is_wide(self) -> bool:
         """Return whether the Service may lead to workers of every revision: it does, or the new one
-        can serve, with a prefill worker if it has any by now.
+        can serve, with a prefill worker if it has any by now, or is to have none that answer.
         """
         observed = self.inputs.observed
         if not self._spans_revisions:
@@ -84,10 +84,11 @@ class RollingPlan:
         if observed.service_is_wide:
             return True
         roles = {role.name: role for role in self.roles}
-        prefill = roles.get(PREFILL)
-        answering = sum(role.ready for name, role in roles.items() if name != PREFILL)
+        prefill = roles.pop(PREFILL, None)
+        wanted = sum(role.desired for role in roles.values())
+        answers = not wanted or any(role.ready for role in roles.values())
         can_prefill = prefill is None or not prefill.size or prefill.ready > 0
-        return answering > 0 and can_prefill and discovery_answers(observed.discovery)
+        return answers and can_prefill and discovery_answers(observed.discovery)
 
     @property
     def serving(self) -> str:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
@@ -11,7 +13,7 @@ from tests.operator.pdcluster_api.plan.clusters import (
     make_cluster,
     pool,
 )
-from tests.operator.pdcluster_api.plan.simulated import SimulatedCluster
+from tests.operator.pdcluster_api.plan.simulated import SimulatedCluster, assert_as_declared
 
 
 def rolling(engine: int = 64, size: int = 2, budget: int | None = None, **fields: Any) -> PDCluster:
@@ -106,3 +108,21 @@ def test_a_budget_without_room_for_one_worker_holds_it_and_says_so() -> None:
     assert condition_of(held.status, "RolloutOverBudget")["message"] == lacks
     assert condition_of(held.status, "Ready")["message"].endswith(f"step 1 of 2: {lacks}")
     assert condition_of(held.status, "Serving")["status"] == "True"
+
+
+@pytest.mark.parametrize(("before", "after"), [((1, 0), (1, 0)), ((1, 2), (0, 0))])
+def test_it_ends_where_no_worker_is_to_answer(
+    before: tuple[int, int], after: tuple[int, int]
+) -> None:
+    old, new = (
+        make_cluster(
+            prefill=[pool(prefill)], decode=[pool(decode)], engine=engine, strategy="Rolling"
+        )
+        for engine, (prefill, decode) in ((64, before), (65, after))
+    )
+    existing = SimulatedCluster()
+    existing.settle(old)
+
+    existing.settle(new)
+
+    assert_as_declared(existing, new)
