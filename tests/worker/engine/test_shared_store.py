@@ -154,6 +154,72 @@ def test_a_block_that_a_store_did_not_take_is_put_again(engine, store):
     assert set(hashes(rig, LONG)) <= set(store)
 
 
+def hang(rig):
+    """All copies to and from the store, which are answered no more, nor are lookups."""
+    stuck = [copy for copy in rig.tiers.queued if 1 in (copy.source.tier, copy.target.tier)]
+    for copy in stuck:
+        rig.tiers.queued.remove(copy)
+    return len(stuck)
+
+
+def test_a_store_that_hangs_leaves_the_host_tier_as_it_is(engine, store):
+    rig = engine(store=store, tiers=(200,))
+    last = []
+    for number in range(30):
+        last = list(range(1000 * number, 1000 * number + 40))
+        ask(rig, f"ask{number}", last)
+        for _ in range(20):
+            hang(rig)
+            rig.tiers.copy()
+            rig.step()
+    assert not store
+    assert set(hashes(rig, last)[:9]) <= set(rig.core._tiers.tiers[0].slots)
+
+
+def test_writes_that_do_well_do_not_end_a_pause_of_lookups(reader):
+    reader.tiers.refuses = "connection refused"
+    ask(reader, "refused", LONG)
+    finish(reader)
+    reader.clock.advance(1.0)
+    reader.step()
+    finish(reader)
+    stats = reader.core._tiers.take_stats()[-1]
+    assert stats.saved_bytes > 0
+    assert stats.reason == "connection refused"
+
+
+def test_a_store_that_hangs_is_not_asked_again_before_it_answers(reader):
+    ask(reader, "waits", LONG)
+    for number in range(9):
+        reader.clock.advance(31.0)
+        reader.run()
+        ask(reader, f"next{number}", list(range(100 * number, 100 * number + 40)))
+    reader.run()
+    assert len(reader.tiers.lookups) == 1
+    finish(reader)
+    ask(reader, "then", OTHER)
+    assert len(reader.tiers.lookups) == 1
+    finish(reader)
+    assert reader.stats.tiers[-1].reason == ""
+
+
+def test_a_stuck_read_is_given_up_in_time_though_a_lookup_has_failed_meanwhile(reader):
+    ask(reader, "waits", LONG)
+    settle(reader)
+    reader.clock.advance(0.4)
+    ask(reader, "asks", OTHER)
+    reader.clock.advance(LOOKUP_SECONDS)
+    reader.step()
+    assert reader.stats.tier_lookups["late"] == 1
+    reader.handle(m.Abort("asks"))
+    reader.step()
+    left = SHARED_STUCK_SECONDS - 0.4 - LOOKUP_SECONDS
+    assert reader.core.next_wake_seconds() == pytest.approx(left)
+    reader.clock.advance(left)
+    reader.run()
+    check_answer(reader, "waits", LONG)
+
+
 def test_both_kinds_of_salt_ask_for_keys_of_their_own(reader):
     spec = make_spec("salted", LONG)
     reader.handle(m.Submit(type(spec)(**{**as_dict(spec), "cache_salt": b"tenant"})))

@@ -90,9 +90,10 @@ class KVTiers:
     @property
     def overdue_seconds(self) -> float | None:
         """In how many seconds a load is overdue; None = none is under way."""
-        now = self._clock()
-        stuck = [tier.stuck_seconds(now) for tier in self.tiers if tier.silence.allows(now)]
-        due = [load.due - now for load in self._loads()]
+        now, loads = self._clock(), self._loads()
+        reading = {number for load in loads for number in load.left}
+        stuck = [self.tiers[number].stuck_seconds(now) for number in reading]
+        due = [load.due - now for load in loads]
         return min((max(0.0, each) for each in (*stuck, *due) if each is not None), default=None)
 
     def held(self) -> Iterator[int]:
@@ -282,7 +283,8 @@ class KVTiers:
         if answer.outcome == "copied":
             tier.slots.commit(copy.target.slot)
             tier.stats.saved_bytes += self.io.block_bytes
-            self.succeed(tier, tier.fullness)
+            # a store of others may take blocks and answer no reads
+            self.succeed(tier, tier.fullness, *(() if tier.is_shared else (tier.silence,)))
             if number == 0:
                 self._queue_shared(copy.key)
             return
@@ -368,7 +370,8 @@ class KVTiers:
         pause.fail(reason, self._clock())
 
     def succeed(self, tier: Tier, *pauses: Pause) -> None:
-        for pause in (tier.silence, *pauses):
+        """pauses: those that end; by default that of reads and lookups."""
+        for pause in pauses or (tier.silence,):
             if pause.reason:
                 logger.info("kv tier answers again tier=%s", tier.name)
                 pause.end()

@@ -38,6 +38,7 @@ class StoreLookups:
         self._rate = Rate()  # seconds of one lookup
         self._answered = -inf  # by the clock
         self._waiting: dict[EngineRequest, Lookup] = {}
+        self._num_unanswered = 0  # of requests that wait, and of those that no longer do
         # Not asked for again, unless they lose blocks: by the tokens that they had lost then.
         self._looked_up: dict[EngineRequest, int] = {}
 
@@ -66,10 +67,12 @@ class StoreLookups:
         if number is None or not keys or self._looked_up.get(request) == request.num_lost_tokens:
             return False
         silence = self._tiers.tiers[number].silence
-        if not silence.allows(now) or (silence.reason and self._waiting):
+        if not silence.allows(now) or (silence.reason and self._num_unanswered):
             return False
-        if not ReadEstimate(self._rate.at(now) or 0.0, compute_seconds).pays:
+        seconds = (self._rate.at(now) or 0.0) * (self._num_unanswered + 1)
+        if seconds >= LOOKUP_SECONDS or not ReadEstimate(seconds, compute_seconds).pays:
             return False
+        self._num_unanswered += 1
         self._looked_up[request] = request.num_lost_tokens
         lookup = Lookup(next(self._ids), keys, now + LOOKUP_SECONDS, resume)
         self._waiting[request] = lookup
@@ -80,6 +83,7 @@ class StoreLookups:
         """Resume requests whose lookup has been answered, or is too late."""
         answers, self._tiers.found = self._tiers.found, []
         found = {answer.lookup_id: answer for answer in answers}
+        self._num_unanswered -= len(answers)
         now, number = self._clock(), self._tiers.shared
         for request, lookup in list(self._waiting.items()):
             answer = found.get(lookup.lookup_id)

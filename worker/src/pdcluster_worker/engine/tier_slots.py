@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-MOST_READ = 64
-"""Slots with readers that an eviction looks past before it gives up."""
+MOST_READ = 256
+"""Slots with readers that an eviction looks past before it gives up: more than copies to two tiers
+below have, so that a tier that hangs does not stop the one above it.
+"""
 
 
 class ReservedSlot(NamedTuple):
