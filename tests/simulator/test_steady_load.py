@@ -66,3 +66,16 @@ def test_a_growing_queue_and_workers_that_start_are_not_repeated():
 
     assert queued[:18] == sorted(queued[:18])
     assert queued[18] > 900
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.02])
+def test_requests_after_a_repeated_quiet_load_arrive_in_their_time(rate):
+    result = replayed((6.0, rate, 6.0), repeats=True)
+    recorder = result.recorder
+    late = [at for at in recorder.arrivals if at >= 2 * SECONDS]
+
+    assert recorder.repeated > 0.3 * SECONDS
+    assert len(late) == pytest.approx(6.0 * SECONDS, rel=0.2)
+    assert max(late) < 3 * SECONDS
+    assert max(recorder.ttft) < 5.0
+    assert max(recorder.end) < 3 * SECONDS + 10.0

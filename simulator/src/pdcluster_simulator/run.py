@@ -133,9 +133,9 @@ def simulate_cell(
         recorder.samples.append(_sample(cell, time - interval, busy, interval))
         if autoscaler is not None:
             scrapes = autoscaler.round(time, interval)
-            if steady is not None:
-                time += steady.repeat(time, scrapes)
-                feed.begin = time
+            if steady is not None and (passed := steady.repeat(time, scrapes)):
+                time += passed
+                feed.skip(time)
         on_ended(len(recorder.end) - before)
         before = len(recorder.end)
     recorder.num_preemptions = sum(
@@ -146,28 +146,35 @@ def simulate_cell(
 
 
 class _Feed:
-    """Lets each request arrive in its time.  begin: of the trace; those before it do not arrive"""
+    """Lets each request arrive in its time."""
 
     def __init__(self, cell: Cell, requests: Iterator[SimulatedRequest]) -> None:
-        self.begin = 0.0
-        self.has_more = True
         self._cell, self._requests = cell, requests
-        self._request()
+        self._next = next(requests, None)
+        self._wait()
 
-    def _request(self) -> None:
-        cell, repeated = self._cell, self._cell.recorder.repeated
-        request = next((each for each in self._requests if each.arrival >= self.begin), None)
-        if request is None:
-            self.has_more = False
-            return
-        at = request.arrival - repeated
-        cell.queue.at(max(cell.queue.now, at), self._arrive, request)
+    @property
+    def has_more(self) -> bool:
+        return self._next is not None
+
+    def skip(self, begin: float) -> None:
+        """Drop requests before this time of the trace, after intervals were repeated up to it."""
+        while self._next is not None and self._next.arrival < begin:
+            self._next = next(self._requests, None)
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._next is not None:
+            queue, at = self._cell.queue, self._next.arrival - self._cell.recorder.repeated
+            queue.at(max(queue.now, at), self._arrive, self._next)
 
     def _arrive(self, request: SimulatedRequest) -> None:
-        if request.arrival >= self.begin:
-            request.arrival -= self._cell.recorder.repeated
-            self._cell.arrive(request)
-        self._request()
+        if request is not self._next:
+            return  # a repetition dropped it, or made it arrive earlier
+        request.arrival -= self._cell.recorder.repeated
+        self._cell.arrive(request)
+        self._next = next(self._requests, None)
+        self._wait()
 
 
 def _sample(cell: Cell, seconds: float, busy: dict[str, float], interval: float) -> ClusterSample:
