@@ -24,6 +24,7 @@ TYPES = {
     conditions.KV_TRANSFER_VERIFIED,
     conditions.INGRESS_READY,
     conditions.ACCELERATORS_IN_USE,
+    conditions.KV_TIERS_AVAILABLE,
 }
 PAGES = ("kubernetes", "operations", "troubleshooting")
 KUBERNETES = "\n".join((ROOT / "docs" / f"{page}.md").read_text() for page in PAGES)
