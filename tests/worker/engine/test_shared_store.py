@@ -92,7 +92,7 @@ def test_a_store_that_does_not_answer_keeps_a_request_for_a_moment_and_is_left_a
     assert len(reader.tiers.lookups) == 1  # the first, still unanswered
 
 
-def test_a_store_that_refuses_is_asked_again_after_a_pause_by_one_request(reader):
+def test_a_store_that_refuses_is_tried_again_after_a_pause_by_one_request(reader):
     reader.tiers.refuses = "connection refused"
     ask(reader, "refused", LONG)
     finish(reader)
@@ -188,7 +188,7 @@ def test_writes_that_do_well_do_not_end_a_pause_of_lookups(reader):
     assert stats.reason == "connection refused"
 
 
-def test_a_store_that_hangs_is_not_asked_again_before_it_answers(reader):
+def test_a_store_that_hangs_is_not_tried_again_before_it_answers(reader):
     ask(reader, "waits", LONG)
     for number in range(9):
         reader.clock.advance(31.0)

@@ -66,7 +66,7 @@ def test_a_pod_of_a_node_that_answers_is_left_and_looked_at_again():
     assert not api.deleted
 
 
-def test_without_the_setting_nothing_is_asked_or_deleted():
+def test_without_the_setting_nothing_is_read_or_deleted():
     api = OneNode(UNREACHABLE)
     assert deleted(api, pod("lost-0"), may_delete=False) == Deleted()
     assert not api.deleted

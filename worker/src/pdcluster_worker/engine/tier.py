@@ -93,10 +93,10 @@ class Tier:
         """
         if not self.num_reading:
             return None
-        return max(0.0, self._heard + self._patience - now)
+        return max(0.0, self._heard + self._stuck_after - now)
 
     @property
-    def _patience(self) -> float:
+    def _stuck_after(self) -> float:
         return SHARED_STUCK_SECONDS if self.is_shared else STUCK_SECONDS
 
 
