@@ -15,7 +15,7 @@ from random import Random
 import httpx
 import pytest
 
-from bench.request_trace import Length, RequestTrace, asks_of
+from bench.request_trace import Length, SimulationTrace, asks_of
 from tests.make_tiny_model import SPECIAL_TOKENS, VOCAB_SIZE
 from tests.system.chaos import Chaos
 from tests.system.client import Json, body
@@ -110,7 +110,7 @@ async def test_drains_of_both_roles_cut_no_stream_and_change_no_token(fleet, pro
             reference.check(plain.prompt, plain.stream.tokens)
 
 
-TRACE = RequestTrace(
+TRACE = SimulationTrace(
     num_requests=70,
     seconds=4.0,
     system_blocks=2,
