@@ -85,8 +85,8 @@ class RollingPlan:
             return True
         roles = {role.name: role for role in self.roles}
         prefill = roles.pop(PREFILL, None)
-        wanted = sum(role.desired for role in roles.values())
-        answers = not wanted or any(role.ready for role in roles.values())
+        desired = sum(role.desired for role in roles.values())
+        answers = not desired or any(role.ready for role in roles.values())
         can_prefill = prefill is None or not prefill.size or prefill.ready > 0
         return answers and can_prefill and discovery_answers(observed.discovery)
 
