@@ -14,6 +14,8 @@ from pdcluster_worker.errors import ConfigError, PeerError
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.messages.peers import Report, TraceEvent, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, TransferTarget
+from pdcluster_worker.peers.client import LocalWorker
+from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.service import start_grpc
 from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.tracing import trace_context
@@ -141,6 +143,22 @@ async def test_prefill_worker_in_the_pod_of_a_decode_worker_knows_decode_workers
     await eventually(lambda: [peer.key for peer in e.directory.decodes()] == ["d"])
     assert e.directory.known_prefills() == []
     assert e.directory.num_ingresses() == 2
+
+
+async def test_directory_of_a_former_role_leaves_the_metric_to_the_next_one(
+    worker: Any, eventually: Eventually, credentials: Credentials
+) -> None:
+    d, p = await pair(worker, eventually)
+    later = Directory("d", LocalWorker(d.hello, credentials, d.refusals, d.index), d.metrics)
+
+    d.directory.end_count()
+    assert num_peers(d, "prefill", "ready") == 0
+
+    later.set_members({"d": d.record, "p": p.record})
+    await eventually(later.prefills)
+    await d.directory.close()
+    assert num_peers(d, "prefill", "ready") == 1
+    await later.close()
 
 
 async def test_absence_names_each_worker_and_what_keeps_work_from_it(

@@ -34,6 +34,7 @@ class Directory:
         self._pod_role = pod_role
         self._local = local
         self._metrics = metrics
+        self._is_counted = True
         self._events = PeerEvents(self._on_credit, self._on_lost, self._on_change)
         self._reports = NO_EVENTS
         self._members: Mapping[str, WorkerRecord] = {}
@@ -163,6 +164,11 @@ class Directory:
             await channel.close(None)
         return answer.engine_id == record.engine_id
 
+    def end_count(self) -> None:
+        """Leave the metric of peers to the directory that this worker has from now on."""
+        self._metrics.peers.clear()
+        self._is_counted = False
+
     async def close(self) -> None:
         peers = list(self._peers.values())
         self._peers.clear()
@@ -215,6 +221,8 @@ class Directory:
 
     def _count(self) -> None:
         self._forget_found()
+        if not self._is_counted:
+            return
         counts = Counter((peer.record.role, peer.state) for peer in self._peers.values())
         self._metrics.peers.clear()
         for (role, state), number in counts.items():

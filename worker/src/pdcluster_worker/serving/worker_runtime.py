@@ -371,6 +371,7 @@ class WorkerRuntime:
         await asyncio.gather(*self._polling, return_exceptions=True)
         await self._drain.close()
         await self._discovery.close()
+        self._directory.end_count()
         if self._grpc is not None:
             await self._grpc.stop(GRPC_GRACE_SECONDS)
             await self._service.ended(GRPC_GRACE_SECONDS)
