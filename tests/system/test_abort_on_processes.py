@@ -65,19 +65,6 @@ def test_abort_while_prefilling_remotely(slow, prompts):
     assert any(is_in_time() for _ in range(ATTEMPTS))
 
 
-def test_abort_while_transferring(slow, prompts):
-    before = slow.decode.metrics()
-    with slow.decode.client.stream(prompts(800), "remote", max_tokens=50) as stream:
-        stream.read_tokens(1)
-        slow.decode.wait_for(
-            lambda: slow.decode.blocks()["receiving"] > 0,
-            "the transfer goes on after the first token",
-        )
-        assert stream.prefill == "remote"
-    slow.cluster.wait_settled()
-    slow.decode.wait_growth(before, "remote_prefill_total", 1, outcome="cancelled")
-
-
 def test_abort_while_waiting_for_a_credit(slow, prompts):
     before, num_blocks = slow.decode.metrics(), -(-LONG // 16)
     with slow.prefill.engine_stopped():  # so that the first request keeps its credit

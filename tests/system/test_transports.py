@@ -1,5 +1,6 @@
 """Remote prefill over NIXL and UCX: the same tokens, and failures in the middle of a transfer,
-those of T1 to T12 that depend on the transport; workers that die in one over tcp too.
+those of T1 to T12 that depend on the transport; clients that leave and workers that die in one over
+tcp too.
 
 Transfers are slow, so that a test can act in between.
 """
@@ -26,6 +27,9 @@ NUM_LIVES = 3
 tests/worker/kv_transfer/test_killed_writers.
 """
 
+PREFILL_TOKENS = 64
+"""Of a step: a prompt is computed long before it is sent, also where cores are taken."""
+
 MAX_GROWTH = 4 << 20
 """Bytes of the decode worker's engine for each life; two slots that are not used again."""
 
@@ -40,19 +44,14 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def opened(
-    open_cluster: NewCluster, transport: str, request: pytest.FixtureRequest
-) -> Iterator[Pair]:
-    if transport == "tcp":
-        yield request.getfixturevalue("slow_cluster")
-        return
+def opened(open_cluster: NewCluster, transport: str) -> Iterator[Pair]:
     with open_cluster(f"over-{transport}") as cluster:
         settings: Json = {**SLOW, "transport": transport}
         prefill = cluster.add_worker(
             "prefill",
             f"{transport}-prefill-0",
             transferBandwidth=SLOW_BYTES_PER_SECOND,
-            **settings,
+            **{**settings, "maxBatchedTokens": PREFILL_TOKENS},
         )
         yield Pair(
             cluster, prefill, cluster.add_worker("decode", f"{transport}-decode-0", **settings)
@@ -98,11 +97,15 @@ def test_only_missing_blocks_are_written(over, prompts, reference):
 
 
 # T1, T10
+@every_transport
 def test_client_that_leaves_in_a_transfer_leaves_no_block(over, prompts):
-    with over.decode.client.stream(prompts(400), "remote", max_tokens=12) as stream:
+    before = over.decode.metrics()
+    with over.decode.client.stream(prompts(800), "remote", max_tokens=12) as stream:
         stream.read_tokens(1)
         over.decode.wait_for(lambda: over.decode.blocks()["receiving"] > 0, "the transfer goes on")
+        assert stream.prefill == "remote"
     over.cluster.wait_settled()
+    over.decode.wait_growth(before, "remote_prefill_total", 1, outcome="cancelled")
 
 
 # T4
@@ -110,7 +113,7 @@ def test_frozen_writer_of_a_request_that_was_given_up_writes_into_no_block_of_ot
     over, transport, prompts, reference
 ):
     with ExitStack() as frozen:
-        with over.decode.client.stream(prompts(400), "remote", max_tokens=12) as stream:
+        with over.decode.client.stream(prompts(800), "remote", max_tokens=12) as stream:
             stream.read_tokens(1)
             over.decode.wait_for(
                 lambda: over.decode.blocks()["receiving"] > 0, "the transfer goes on"
@@ -133,7 +136,7 @@ def test_prefill_worker_that_dies_in_a_transfer_is_used_again_once_it_is_back(
     """Again and again at the same address; nothing of the last one is used, or kept."""
     used = []
     for _ in range(NUM_LIVES):
-        prompt, before = prompts(400), over.decode.metrics()
+        prompt, before = prompts(800), over.decode.metrics()
         with over.decode.client.stream(prompt, "remote", max_tokens=12) as stream:
             first = list(stream.read_tokens(1))
             over.decode.wait_for(
