@@ -31,6 +31,10 @@ def list_cases(place: str, base: Change) -> list[Case]:
         case([HOST, DISK, SHARED], [HOST, SHARED, DISK]),
         case([HOST, SHARED], [HOST, {"type": "shared", "size": "2Gi"}]),
         case([HOST, SERVER], [HOST, {**SERVER, "url": "redis://me:secret@kv"}]),
+        case(
+            [HOST, SERVER | {"url": "redis://kv:65535"}],
+            [HOST, SERVER | {"url": "redis://kv:65536"}],
+        ),
         case([HOST, SERVER], [HOST, {**SERVER, "size": "2Gi"}]),
         case([HOST, SERVER], [HOST, {**SERVER, "path": "/mnt/kv"}]),
         case([HOST, SERVER | SECRET], [HOST, SHARED | SECRET]),

@@ -925,6 +925,11 @@ BAD = [
                 "'http://kv:6379' is no url of a Redis or Valkey server; write redis://HOST:PORT",
             ),
             (
+                [HOST_TIER, {"type": "shared", "url": "redis://kv:65536"}],
+                "[1].url",
+                "'redis://kv:65536' is no url of a Redis or Valkey server; write redis://HOST:PORT",
+            ),
+            (
                 [HOST_TIER, {"type": "shared", "size": 1, "path": "/kv", "passwordSecret": "kv"}],
                 "[1].passwordSecret",
                 "is for a url; give the url, or leave it out",

@@ -20,7 +20,10 @@ _ORDERS = ([HOST], [DISK], [HOST, DISK], [HOST, SHARED], [HOST, DISK, SHARED])
 _ORDER = "must be host, disk and shared in this order, each once at most, and shared after a host"
 _FIX = "leave the list or a tier out, or change their order"
 
-_URL = r"rediss?://([-A-Za-z0-9.]+|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?(/[0-9]{1,3})?"
+_PORT = (
+    "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"  # 65535
+)
+_URL = rf"rediss?://([-A-Za-z0-9.]+|\[[0-9A-Fa-f:]+\])(:({_PORT}))?(/[0-9]{{1,3}})?"
 _NO_URL = "is no url of a Redis or Valkey server"
 _URL_FIX = (
     "write redis://HOST:PORT, or rediss:// for TLS; a password is in the Secret of passwordSecret"

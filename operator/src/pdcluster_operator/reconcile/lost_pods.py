@@ -86,5 +86,8 @@ def is_lost(node: Body | None) -> bool:
 
 def _event(pod: Body) -> PlannedEvent:
     name, node = pod["metadata"]["name"], pod["spec"].get("nodeName")
-    text = f"pod {name} should have ended, and its node {node} is lost: deleted, so that another"
-    return PlannedEvent(conditions.LOST_POD_DELETED, f"{text} one takes its place", warning=True)
+    place = f"its node {node} is lost" if node else "it is on no node"
+    text = (
+        f"pod {name} should have ended, and {place}: deleted, so that another one takes its place"
+    )
+    return PlannedEvent(conditions.LOST_POD_DELETED, text, warning=True)

@@ -89,7 +89,8 @@ def report_lines(report: SimulationReport) -> list[str]:
 def _hours_text(report: SimulationReport, gpu: str, hours: float) -> str:
     samples = report.result.recorder.samples
     numbers = [sample.accelerators.get(gpu, 0) for sample in samples]
-    share = sum(numbers) / (max(numbers) * len(numbers))
+    most = max(numbers, default=0) * len(numbers)
+    share = sum(numbers) / most if most else 1.0
     more = f" ({share:.0%} of the greatest number all the time)" if share < 1.0 else ""
     return f"{hours:.3g} {gpu}{more}"
 

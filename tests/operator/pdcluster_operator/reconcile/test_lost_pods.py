@@ -74,7 +74,8 @@ def test_without_the_setting_nothing_is_read_or_deleted():
 
 def test_a_pod_without_a_node_goes_as_no_kubelet_holds_it():
     api = OneNode(NOT_READY)
-    assert deleted(api, pod("lost-0", node=None)).events
+    (event,) = deleted(api, pod("lost-0", node=None)).events
+    assert "pod lost-0 should have ended, and it is on no node: deleted" in event.message
     assert [each["pod"] for each in api.deleted] == ["default/lost-0"]
 
 

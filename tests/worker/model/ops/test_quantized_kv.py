@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pdcluster_worker.messages.facts import KVGeometry
@@ -30,6 +30,8 @@ def back(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @DTYPES
 @given(row=st.lists(FINITE, min_size=1, max_size=9).map(torch.tensor))
+@example(row=torch.tensor([LEAST, 0.0, -LEAST / 3]))
+@example(row=torch.tensor([LEAST / 2, 0.0]))
 def test_rows_come_back_within_the_bound_of_their_dtype(row: torch.Tensor, dtype: torch.dtype):
     found = back(row, dtype)
     assert found.isfinite().all()

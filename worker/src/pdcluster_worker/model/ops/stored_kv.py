@@ -12,7 +12,7 @@ from torch import Tensor
 TOPS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """Greatest number of each quantized dtype; the greatest of a row becomes it."""
 
-LEAST, MOST = 2.0**-120, 3e38
+LEAST, MOST = 2.0**-119, 3e38
 """Rows below are 0; numbers above become this one, so that no scale or product is infinite."""
 
 

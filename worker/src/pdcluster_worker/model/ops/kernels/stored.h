@@ -6,7 +6,7 @@
 
 typedef int8_t c16 __attribute__((vector_size(16)));
 
-#define LEAST_GREATEST 0x1p-120f /* rows below are 0 */
+#define LEAST_GREATEST 0x1p-119f /* rows below are 0 */
 #define MOST_GREATEST 3e38f      /* numbers above become this one */
 
 static INLINE float top_of(const kind s) { return s == INT8 ? 127.0f : 448.0f; }

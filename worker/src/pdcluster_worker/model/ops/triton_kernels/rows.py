@@ -165,7 +165,7 @@ def _quantized(parts: tl.tuple, is_fp8: tl.constexpr) -> tl.tuple:
     most = tl.maximum(tl.max(_sizes(parts[0]), axis=0), tl.max(_sizes(parts[1]), axis=0))
     greatest = tl.maximum(most, tl.max(_sizes(parts[2]), axis=0))
     is_finite = greatest < 0x7F800000
-    is_large = is_finite & (greatest >= 0x03800000)  # 2**-120
+    is_large = is_finite & (greatest >= 0x04000000)  # 2**-119
     size = tl.minimum(tl.where(is_large, greatest, 0x3F800000).to(tl.float32, bitcast=True), 3e38)
     factor = tl.where(is_large, tl.div_rn(top, size), 0.0)
     scale = tl.where(is_large, size * (1.0 / top), 0.0)
