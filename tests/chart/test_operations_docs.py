@@ -25,6 +25,8 @@ TYPES = {
     conditions.INGRESS_READY,
     conditions.ACCELERATORS_IN_USE,
     conditions.KV_TIERS_AVAILABLE,
+    conditions.ROLLOUT_PAUSED,
+    conditions.ROLLED_BACK,
 }
 PAGES = ("kubernetes", "operations", "troubleshooting")
 KUBERNETES = "\n".join((ROOT / "docs" / f"{page}.md").read_text() for page in PAGES)

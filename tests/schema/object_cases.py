@@ -296,7 +296,10 @@ GOOD: dict[str, Change] = {
         "spec.roles.decode.pools",
         [{"name": "cpu", "replicas": 2, "minReplicas": 2, "maxReplicas": 2}],
     ),
-    "greatest numbers": both(*(at(path, most) for path, most in GREATEST.items())),
+    "greatest numbers": both(
+        at("spec.rollout", {"strategy": "Rolling", "onFailure": "Pause"}),
+        *(at(path, most) for path, most in GREATEST.items()),
+    ),
     "most replicas": at(f"{POOL}.replicas", 1024),
     "most workers": at(
         "spec.roles.decode.pools", [{"name": f"p{number}", "replicas": 273} for number in range(15)]
@@ -401,6 +404,10 @@ GOOD: dict[str, Change] = {
     ),
     "a roll out by steps": at(
         "spec.rollout", {"strategy": "Rolling", "maxSurge": "100%", "maxUnavailable": 1}
+    ),
+    "a roll out with gates": at(
+        "spec.rollout",
+        {"strategy": "Rolling", "onFailure": "Pause", "bakeSeconds": 0, "whenUnknown": "Continue"},
     ),
     "shared memory": at("spec.roles.decode.sharedMemory", "64Gi"),
     "longest name": at("metadata.name", "c" * 31),

@@ -68,6 +68,7 @@ STAYS: dict[str, Change] = {
     "endpoint picker": at("spec.service.endpointPicker", {"name": "picker"}),
     "strategy": at("spec.rollout.strategy", "Recreate"),
     "steps": at("spec.rollout", {"strategy": "Rolling", "maxSurge": 2}),
+    "gates": at("spec.rollout", {"strategy": "Rolling", "onFailure": "Rollback", "bakeSeconds": 9}),
     "network policy": at("spec.networkPolicy.enabled", False),
     "etcd that is run here": at(
         "spec.discovery.etcd", {"image": "etcd:3", "replicas": 3, "storage": {"size": "1Gi"}}

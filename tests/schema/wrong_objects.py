@@ -1308,6 +1308,50 @@ BAD = [
         fault_at="spec.rollout.maxUnavailable",
         field=None,
     ),
+    wrong(
+        "spec.rollout",
+        {"onFailure": "Pause"},
+        "is for strategy: Rolling; set that, or leave it out",
+        fault_at="spec.rollout.onFailure",
+    ),
+    wrong(
+        "spec.rollout",
+        {"strategy": "Rolling", "onFailure": "Retry"},
+        "must be 'Pause' or 'Rollback', not 'Retry'; change it to that",
+        fault_at="spec.rollout.onFailure",
+    ),
+    wrong(
+        "spec.rollout",
+        {"strategy": "Rolling", "bakeSeconds": 60},
+        "is for roll outs with gates, which onFailure asks for; give onFailure too, or leave it "
+        "out",
+        fault_at="spec.rollout.bakeSeconds",
+    ),
+    wrong(
+        "spec.rollout",
+        {"strategy": "Rolling", "whenUnknown": "Continue"},
+        "is for roll outs with gates, which onFailure asks for; give onFailure too, or leave it "
+        "out",
+        fault_at="spec.rollout.whenUnknown",
+    ),
+    wrong(
+        "spec.rollout",
+        {"strategy": "Rolling", "onFailure": "Pause", "whenUnknown": "Fail"},
+        "must be 'Pause' or 'Continue', not 'Fail'; change it to that",
+        fault_at="spec.rollout.whenUnknown",
+    ),
+    wrong(
+        "spec.rollout",
+        {"strategy": "Rolling", "onFailure": "Pause", "bakeSeconds": -1},
+        "must be at least 0, not -1; raise it",
+        fault_at="spec.rollout.bakeSeconds",
+    ),
+    wrong(
+        "spec.rollout",
+        {"strategy": "Rolling", "onFailure": "Pause", "bakeSeconds": 604_801},
+        "must be at most 604800, not 604801; lower it",
+        fault_at="spec.rollout.bakeSeconds",
+    ),
     InvalidObject(
         both(at("spec.roles.router", {"pools": [CPU]}), at("spec.rollout.strategy", "Rolling")),
         "spec.rollout.strategy: Rolling is for clusters without routers and pickers of their own",

@@ -28,7 +28,13 @@ from pdcluster_schema.conditions import APPLY_FAILED
 from pdcluster_schema.continuation import snapshot_hashes
 from pdcluster_schema.labels import TEMPLATE_HASH
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.revision import revision_of, template_hash, templates_of, written_names
+from pdcluster_schema.revision import (
+    is_rolled_back,
+    revision_of,
+    template_hash,
+    templates_of,
+    written_names,
+)
 from pdcluster_schema.sections import ENGINELESS, PoolSpec
 from pdcluster_schema.workload import GroupId, WorkloadId
 
@@ -53,6 +59,8 @@ class Records:
 
     def outdated(self) -> frozenset[WorkloadId]:
         """Workloads of the newest revision whose pool is declared otherwise now."""
+        if is_rolled_back(self.cluster.spec):
+            return frozenset()  # they are of an earlier declaration
         return frozenset(
             workload
             for workload, pool in self._declared().items()
@@ -68,6 +76,7 @@ class Records:
             revision_of(spec),
             templates_of(spec).get(role, ""),
         )
+        is_of_spec = is_of_spec and not is_rolled_back(spec)
         if record is None or not is_of_spec or role not in spec.roles.present():
             return record
         return hashed_record(record, snapshot_hashes(spec, role))
@@ -125,7 +134,8 @@ class Records:
 
     def _new(self, workload: WorkloadId) -> Body | None:
         has_certificate = self.has_client_certificate
-        if has_certificate is None or workload not in self._declared():
+        is_of_spec = workload in self._declared() and not is_rolled_back(self.cluster.spec)
+        if has_certificate is None or not is_of_spec:
             return None
         image = self.cluster.spec.image.name or self._image(workload.revision)
         return render_record(

@@ -91,7 +91,14 @@ AUTOSCALING: Final = (
 ROLLOUT_OVER_BUDGET: Final = "RolloutOverBudget"
 """A BlueGreen roll out needs more than autoscale.budget; its own reason."""
 
-_WHILE_TRUE = frozenset({RECONCILING, STALLED, ROLLOUT_OVER_BUDGET, *AUTOSCALING})
+ROLLOUT_PAUSED: Final = "RolloutPaused"
+"""A roll out waits at a gate for a user, or for facts; in Ready its own reason."""
+ROLLED_BACK: Final = "RolledBack"
+"""The revision of the spec was given up for the one before it; in Ready its own reason."""
+
+_WHILE_TRUE = frozenset(
+    {RECONCILING, STALLED, ROLLOUT_OVER_BUDGET, ROLLOUT_PAUSED, ROLLED_BACK, *AUTOSCALING}
+)
 """All others are True while all is well."""
 
 # What etcd and Kubernetes do not agree on.
@@ -122,10 +129,17 @@ TRANSFER_SLOW: Final = "TransferSlow"
 BLOCKS_DAMAGED: Final = "BlocksDamaged"
 TOKENS_DIFFER: Final = "TokensDiffer"
 
+# Why a roll out waits, or went back.
+PAUSED_BY_USER: Final = "PausedByUser"
+GATE_FAILED: Final = "GateFailed"
+GATE_UNKNOWN: Final = "GateUnknown"
+UNDONE: Final = "Undone"
+
 # Of events only.
 ROLLOUT_STARTED: Final = "RolloutStarted"
 ROLLOUT_SWITCHED: Final = "RolloutSwitched"
 ROLLOUT_DROPPED: Final = "RolloutDropped"
+ROLLOUT_STEP_PASSED: Final = "RolloutStepPassed"
 SCALED: Final = "Scaled"
 DRAIN_CUT: Final = "DrainCut"
 LOST_POD_DELETED: Final = "LostPodDeleted"
@@ -149,6 +163,8 @@ NEEDS_ACTION = frozenset(
         NAME_TAKEN,
         APPLY_FAILED,
         PROGRESS_DEADLINE_EXCEEDED,
+        ROLLOUT_PAUSED,
+        ROLLED_BACK,
     }
 )
 """Reasons that do not pass by waiting: with one of them the cluster is Stalled."""

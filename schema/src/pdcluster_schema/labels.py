@@ -65,6 +65,11 @@ VERIFY = f"{GROUP}/verify"
 workers are busy.
 """
 
+ROLLOUT = f"{GROUP}/rollout"
+"""Annotation of a PDCluster, a command to its roll outs: `pause`, `resume TIME` or `undo
+GENERATION`; the last two name what they are meant for, and do nothing to a later one.
+"""
+
 OBSERVED_ROTATION = f"{GROUP}/observed-rotate-ca"
 """Annotation of the authority's Secret: the value of ROTATE_CA that was last acted on."""
 

@@ -65,6 +65,8 @@ class RunningSpec(PDClusterSpec):
     running_revision: str = Field(exclude=True)
     # by role, of those that have followed a change of their own
     running_templates: Mapping[str, str] = Field(default={}, exclude=True)
+    # those pods are of an earlier spec, to which a roll out went back
+    is_rolled_back: bool = Field(default=False, exclude=True)
 
 
 def revision_of(spec: PDClusterSpec) -> str:
@@ -77,6 +79,16 @@ def revision_of(spec: PDClusterSpec) -> str:
 def templates_of(spec: PDClusterSpec) -> Mapping[str, str]:
     """Templates by role (`WorkloadId.template`), of roles whose is not that of the revision."""
     return spec.running_templates if isinstance(spec, RunningSpec) else {}
+
+
+def is_rolled_back(spec: PDClusterSpec) -> bool:
+    """True if what runs was made of an earlier spec, and stays."""
+    return isinstance(spec, RunningSpec) and spec.is_rolled_back
+
+
+def rollout_name(spec: PDClusterSpec) -> str:
+    """The revision that it runs as, with the templates of roles that changed within it."""
+    return "-".join([revision_of(spec), *(each for _, each in sorted(templates_of(spec).items()))])
 
 
 def written_revision(spec: PDClusterSpec) -> str:
@@ -119,13 +131,22 @@ def template_name(spec: PDClusterSpec, role: str, revision: str) -> str:
 
 
 def at_revision(
-    cluster: PDCluster, revision: str, templates: Mapping[str, str] | None = None
+    cluster: PDCluster,
+    revision: str,
+    templates: Mapping[str, str] | None = None,
+    *,
+    is_rolled_back: bool = False,
 ) -> PDCluster:
     """The cluster, whose pods run already under the name of this revision."""
     own = {role: each for role, each in (templates or {}).items() if each}
     if (revision, own) == (revision_of(cluster.spec), templates_of(cluster.spec)):
         return cluster
-    values = {**dict(cluster.spec), "running_revision": revision, "running_templates": own}
+    values = {
+        **dict(cluster.spec),
+        "running_revision": revision,
+        "running_templates": own,
+        "is_rolled_back": is_rolled_back,
+    }
     spec = RunningSpec.model_construct(cluster.spec.model_fields_set, **values)
     return cluster.model_copy(update={"spec": spec})
 

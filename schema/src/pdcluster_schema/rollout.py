@@ -74,6 +74,17 @@ def _for_rolling(field: str) -> Rule:
     )
 
 
+def _with_gates(field: str) -> Rule:
+    name = to_snake(field)
+    return Rule(
+        cel=f"!has(self.{field}) || has(self.onFailure)",
+        holds=lambda spec: getattr(spec, name) is None or spec.on_failure is not None,
+        reason="is for roll outs with gates, which onFailure asks for",
+        fix="give onFailure too, or leave it out",
+        at=field,
+    )
+
+
 class RolloutSpec(SpecSection):
     """Replacement of an old revision by a new one."""
 
@@ -90,6 +101,20 @@ class RolloutSpec(SpecSection):
     """Workers of each role that Rolling may do without where there is no room for new ones beside
     the old, or a percentage as for maxSurge; by default 0.
     """
+    on_failure: Literal["Pause", "Rollback"] | None = None
+    """Asks for a gate after each step of Rolling: the next one begins when all workers of the step
+    have been ready for bakeSeconds, and KV was seen to move between those of the new revision.
+    Where that fails, Pause = the roll out stays as it is; Rollback = the old revision comes back,
+    and the new one is not tried again until the spec changes.  By default there are no gates.
+    """
+    bake_seconds: Annotated[int, Field(ge=0, le=MAX_SECONDS)] | None = None
+    """Seconds for which the workers of a step have to stay ready before the next one; by default
+    0.
+    """
+    when_unknown: Literal["Pause", "Continue"] | None = None
+    """Outcome of a gate of which a fact is unknown when bakeSeconds are over, such as KV that could
+    not be verified: Pause = it waits until all are; Continue = it passes.  By default Pause.
+    """
     grace_period_seconds: Annotated[int, Field(ge=10, le=MAX_SECONDS)] = 300
     """Seconds that a stopped worker has to finish its streams before it is killed."""
     drain_timeout_seconds: WholeSeconds | None = None
@@ -105,6 +130,9 @@ class RolloutSpec(SpecSection):
     RULES = (
         _for_rolling("maxSurge"),
         _for_rolling("maxUnavailable"),
+        _for_rolling("onFailure"),
+        _with_gates("bakeSeconds"),
+        _with_gates("whenUnknown"),
         Rule(
             cel="self.?strategy.orValue('BlueGreen') != 'Rolling' || !has(self.maxSurge) || "
             f"!({_is_0('maxSurge')}) || has(self.maxUnavailable) && !({_is_0('maxUnavailable')})",

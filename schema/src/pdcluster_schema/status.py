@@ -239,6 +239,29 @@ class RolloutStatus(TypedDict, total=False):
     """
 
 
+class GateStatus(TypedDict, total=False):
+    """The gate of a rolling roll out, while it has any, is paused or was rolled back."""
+
+    revision: str
+    """The new revision, as in rollout."""
+    steps: Int32
+    """Steps of the roll out."""
+    passed: Int32
+    """Steps whose gate has passed."""
+    state: str
+    """Waiting = for workers of the step to be ready; Baking = they are; Failed; RolledBack."""
+    since: Time
+    """Time when that began; left out while it waits."""
+    reason: str
+    """Reason why it failed, or was rolled back; left out otherwise."""
+    message: str
+    """The same with its figures."""
+    to: str
+    """The revision that it was rolled back to."""
+    toTemplates: dict[str, str]
+    """Templates of that one's roles, by role, where they have any of their own."""
+
+
 class KeptStatus(TypedDict, total=False):
     """One StatefulSet."""
 
@@ -266,10 +289,11 @@ class ClusterStatus(TypedDict, total=False):
     only while they are true, and so is what stands in the autoscaler's way: MetricsMissing,
     CapacityShort, RatioConstraintViolated, BudgetTooSmall, BoundsConflict and ScalingLimited;
     RolloutOverBudget = the revisions of a roll out need more accelerators than
-    autoscale.budget, for which strategy Rolling waits.
+    autoscale.budget, for which strategy Rolling waits; RolloutPaused = a roll out waits at a gate;
+    RolledBack = the revision of the spec was given up, until the spec changes.
     """
     revision: str
-    """The revision that the spec asks for."""
+    """The revision that the spec asks for; while that is rolled back, the one before it."""
     servingRevision: str
     """The revision that answers requests."""
     endpoint: str
@@ -290,6 +314,7 @@ class ClusterStatus(TypedDict, total=False):
     roles: Annotated[list[RoleStatus], Crd(list_type="map", list_map_keys=["name"])]
     """Workers by role."""
     rollout: RolloutStatus
+    gate: GateStatus
     kept: Annotated[list[KeptStatus], Crd(list_type="map", list_map_keys=["name"])]
     """StatefulSets that stay until others take their place, of the revision before or of pools that
     are no longer declared.

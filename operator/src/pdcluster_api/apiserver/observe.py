@@ -16,6 +16,7 @@ from pdcluster_api.apiserver.kinds import Body, Key
 from pdcluster_api.apiserver.pods import FOR_ETCD, ending_pod, pod_problem, pod_state
 from pdcluster_api.manifests.groups import workers_of_budget
 from pdcluster_api.manifests.render import pods_of_record
+from pdcluster_api.plan.gates import as_rolled_back
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
     Observed,
@@ -121,6 +122,7 @@ def observe(
         failures=failures,
         key_fault=key_fault,
         verify_request=str(annotations.get(labels.VERIFY, ""))[:MAX_REQUEST],
+        rollout_command=str(annotations.get(labels.ROLLOUT, ""))[:MAX_REQUEST],
         budgets={
             name: workers_of_budget(number, pods.get(name, 1))
             for name, body in live.own("PodDisruptionBudget").items()
@@ -149,7 +151,9 @@ def managed_etcd(
 
 
 def as_it_runs(cluster: PDCluster, live: Live) -> PDCluster:
-    """The cluster under the revision and templates that its workers run as, if any do."""
+    """The cluster under the revision and templates that its workers run as, if any do; under those
+    before them while it is rolled back.
+    """
     found = [
         Snapshot(workload, body["metadata"]["labels"])
         for workload, body in live.records()
@@ -157,7 +161,11 @@ def as_it_runs(cluster: PDCluster, live: Live) -> PDCluster:
     ]
     recorded = {each.workload.role for each in found}
     is_whole = cluster.spec.roles.computing().keys() <= recorded
-    return continued(cluster, found, {} if is_whole else _unrecorded(live, recorded))
+    found_as = continued(cluster, found, {} if is_whole else _unrecorded(live, recorded))
+    sets = (set_workload(body) for body in live.own("StatefulSet").values())
+    known = {*(each.workload for each in found), *(each for each in sets if each)}
+    command = (live.body["metadata"].get("annotations") or {}).get(labels.ROLLOUT, "")
+    return as_rolled_back(found_as, live.body.get("status", {}), str(command), known)
 
 
 def _unrecorded(live: Live, recorded: Collection[str]) -> dict[WorkloadId, bool]:

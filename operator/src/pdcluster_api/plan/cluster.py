@@ -187,7 +187,7 @@ def _drain(
     is_dropped = inputs.is_rolled_back and inputs.observed.service_revision != inputs.target
     dropped = [each for each in desired if is_dropped and each.id.revision == inputs.target]
     old = () if rolling is None else rolling.kept
-    ended = {each.id for each in old if not each.replicas}
+    ended = {each.id for each in old if not (each.replicas or (rolling and rolling.keeps_old))}
     drained = [each for each in desired if each not in dropped and each.id not in ended]
     planned = {workload.id for workload in desired} - ended
     rollout, observed, leaving = inputs.cluster.spec.rollout, inputs.observed, []
@@ -267,7 +267,9 @@ def serving_replicas(cluster: PDCluster, plan: ClusterPlan) -> dict[str, int]:
     with Recreate, nothing answers: then the declared replicas count.
     """
     sizes = [
-        (each.id.role, each.replicas) for each in plan.workloads if each.id.revision == plan.serving
+        (each.id.role, each.replicas)
+        for each in plan.workloads
+        if plan.is_wide or each.id.revision == plan.serving
     ]
     if plan.ends_first:
         roles = cluster.spec.roles.present()

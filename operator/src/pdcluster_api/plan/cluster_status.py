@@ -6,10 +6,12 @@ from itertools import groupby
 
 from pdcluster_api.plan.cluster import DesiredState
 from pdcluster_api.plan.drain.disruption import ReadinessDeadline, next_loss
+from pdcluster_api.plan.gated import GateResult, checked_since, gate_result, of_gate
+from pdcluster_api.plan.gates import gate_field
 from pdcluster_api.plan.observed.pools import PREFILL, DeclaredPool, RoleView, Workloads
 from pdcluster_api.plan.observed.state import Observed, Previous, Problem
 from pdcluster_api.plan.result import StatusPlan
-from pdcluster_api.plan.rollout import current_revision, rollout_field, seconds_left
+from pdcluster_api.plan.rollout import Rollout, current_revision, rollout_field, seconds_left
 from pdcluster_api.plan.status.accelerators import accelerators_in_use
 from pdcluster_api.plan.status.autoscaled import (
     autoscale_conditions,
@@ -43,6 +45,8 @@ def plan_status(desired: DesiredState) -> StatusPlan:
     previous, views = Previous(observed.status), tuple(inputs.views())
     facts = _inputs(desired, views)
     disaggregation, verified = _disaggregation(desired, previous)
+    gate = gate_result(desired, verified.check)
+    facts = replace(facts, gate=gate.of_ready, step=_step_text(facts.step, gate))
     found = (
         *condition_tree(facts),
         desired.registered.condition,
@@ -51,6 +55,7 @@ def plan_status(desired: DesiredState) -> StatusPlan:
         disaggregation.condition,
         verified.condition,
         desired.over_budget,
+        gate.condition,
         *autoscale_conditions(autoscale, observed),
     )
     conditions = [each for each in found if each is not None]
@@ -58,7 +63,8 @@ def plan_status(desired: DesiredState) -> StatusPlan:
         "observedGeneration": observed.generation,
         **identity_fields(inputs.cluster, revision=inputs.target, serving=step.serving),
         **number_fields(views),
-        **rollout_field(inputs.rollout, *_step_of(desired)),
+        **rollout_field(_restarted(desired, gate), *_step_of(desired)),
+        **gate_field(gate.gate),
         **autoscaling_fields(autoscale, observed),
         **disaggregation.fields,
         **verified.fields,
@@ -71,6 +77,7 @@ def plan_status(desired: DesiredState) -> StatusPlan:
         desired.registered.requeue_after_seconds,
         verified.requeue_after_seconds,
         seconds_left(inputs.rollout, now),
+        gate.requeue_after_seconds,
         next_loss(desired.serving, observed.workloads, patience),
         inputs.ending.next_seconds,
     )
@@ -84,6 +91,19 @@ def plan_status(desired: DesiredState) -> StatusPlan:
         requeue_after_seconds=min((each for each in waits if each is not None), default=None),
         verify=verified.due,
     )
+
+
+def _step_text(step: str | None, gate: GateResult) -> str | None:
+    is_shown = step is not None and gate.waits and gate.condition is None
+    return f"{step}; at its gate: {gate.waits}" if is_shown else step
+
+
+def _restarted(desired: DesiredState, gate: GateResult) -> Rollout | None:
+    """The roll out; its clock starts again with the step that a gate lets begin."""
+    rollout = desired.inputs.rollout
+    if rollout is None or not gate.has_passed or rollout.since is None:
+        return rollout
+    return replace(rollout, since=desired.now, stalled=None)
 
 
 def _step_of(desired: DesiredState) -> tuple[int, int] | tuple[()]:
@@ -124,17 +144,19 @@ def _disaggregation(
     if desired.serving_role == "mixed" or PREFILL not in spec.roles.present():
         return DisaggregationResult(), Transfers()
     records, workloads = observed.worker_records, inputs.existing.of_revision(serving)
+    verified = of_gate(desired) or (serving, workloads)
     is_known = records is not None and records.error is None
     reports = reports_of(records, workloads) if records is not None and is_known else None
     settings = VerificationSettings(
         floor=spec.placement.min_transfer_gbps if spec.placement else None,
         request=observed.verify_request,
         now=desired.now,
+        since=checked_since(desired),
     )
     ended, waits = observed.verifications.ended, observed.verifications.waits
     return (
         disaggregating(reports, previous, spec.prefill_length_threshold),
-        transfers(Pairs.of(serving, workloads), previous, ended, waits, settings),
+        transfers(Pairs.of(*verified), previous, ended, waits, settings),
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from pdcluster_api.plan.gates import Gate, RolloutCommand, read_gate
 from pdcluster_api.plan.observed.pools import (
     PREFILL,
     DeclaredPool,
@@ -13,6 +14,7 @@ from pdcluster_api.plan.observed.pools import (
     ending_of,
 )
 from pdcluster_api.plan.observed.state import Observed, Previous, WorkloadState
+from pdcluster_api.plan.rollout import FIELD as ROLLOUT
 from pdcluster_api.plan.rollout import (
     Rollout,
     RolloutState,
@@ -29,6 +31,7 @@ from pdcluster_api.plan.status.autoscaled import autoscaled
 from pdcluster_api.plan.status.conditions import missing_parts, waiting_for
 from pdcluster_api.plan.status.discovery import discovery_answers
 from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import rollout_name
 from pdcluster_schema.workload import PoolKey, WorkloadId
 
 
@@ -43,6 +46,7 @@ class PlanInputs:
     is_target_ready: bool  # whether the declared revision can take over
     rollout: Rollout | None  # the one that is under way to it; None = none is
     ending: Ending = field(default_factory=Ending)  # its terminating pods
+    gate: Gate | None = None  # of that roll out, by the last status; None = none holds it
     declared: DeclaredRevision = field(init=False)
 
     def __post_init__(self) -> None:
@@ -113,8 +117,7 @@ class PlanInputs:
     @property
     def rollout_name(self) -> str:
         """The declared revision, with the templates of roles that changed within it."""
-        templates = sorted(self.declared.templates.items())
-        return "-".join([self.target, *(template for _, template in templates)])
+        return rollout_name(self.cluster.spec)
 
     def is_given_up(self, workload: WorkloadId) -> bool:
         """Return whether it is to have no workers: others of its role, or of all, go on."""
@@ -169,6 +172,7 @@ def plan_inputs(cluster: PDCluster, observed: Observed, now: str | None = None) 
         is_target_ready,
         read_rollout(observed.status),
         ending_of(observed, now),
+        _gate_of(cluster, observed),
     )
     if now is not None:
         found = _rollout_state(inputs, is_whole=is_whole)
@@ -176,11 +180,29 @@ def plan_inputs(cluster: PDCluster, observed: Observed, now: str | None = None) 
     return replace(inputs, is_target_ready=False) if inputs.is_rolled_back else inputs
 
 
+def _gate_of(cluster: PDCluster, observed: Observed) -> Gate | None:
+    """The gate of the last status; of a pause that it does not know yet, one after the step that is
+    under way.
+    """
+    name, gate = rollout_name(cluster.spec), read_gate(observed.status)
+    if gate is not None and gate.revision == name and not gate.is_rolled_back:
+        return gate
+    is_paused = RolloutCommand(observed.rollout_command).holds
+    if not is_paused or cluster.spec.rollout.strategy != "Rolling":
+        return None
+    found = Previous(observed.status).mapping(ROLLOUT)
+    step, steps = found.get("step"), found.get("steps")
+    if found.get("revision") == name and isinstance(step, int) and isinstance(steps, int):
+        return Gate(name, steps, max(0, step - 1))
+    return Gate(name)
+
+
 def _rollout_state(inputs: PlanInputs, *, is_whole: bool) -> RolloutState:
     observed, views = inputs.observed, tuple(inputs.views())
     is_recreated = inputs.cluster.spec.rollout.strategy == "Recreate"
     left = old_pods_of(inputs.declared, observed, inputs.ending.lost) if is_recreated else None
     is_new = Previous(observed.status).text("revision") != inputs.target
+    is_open = inputs.is_rolling and inputs.gate is not None and inputs.gate.is_open
     return RolloutState(
         revision=inputs.rollout_name,
         deadline=inputs.deadline,
@@ -189,8 +211,8 @@ def _rollout_state(inputs: PlanInputs, *, is_whole: bool) -> RolloutState:
         is_under_way=inputs.has_fallback or left is not None or is_new,
         has_fallback=inputs.has_fallback,
         is_answered=inputs.existing.num_answering(inputs.current) > 0,
-        is_done=inputs.is_target_ready and left is None,
-        is_whole=is_whole,
+        is_done=inputs.is_target_ready and left is None and not is_open,
+        is_whole=is_whole or (inputs.gate is not None and inputs.gate.is_held),
         is_blocked=is_blocked(observed.failures, inputs.cluster.metadata.name),
         missing=missing_parts(views, observed.discovery) if left is None else waiting_for(left),
     )

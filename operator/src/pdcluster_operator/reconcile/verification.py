@@ -93,8 +93,10 @@ class VerificationRunner:
         pause = self._pauses.get(due.pair)
         if pause is None:
             return True
-        is_new = (pause.due.request, pause.due.revision) != (due.request, due.revision)
-        return is_new or self.shared.clock() >= pause.until
+        before = pause.due
+        is_new = (before.request, before.revision) != (due.request, due.revision)
+        is_urgent = due.even_if_busy and not before.even_if_busy
+        return is_new or is_urgent or self.shared.clock() >= pause.until
 
     async def _verify(self, due: DueVerification, requests: list[VerificationRequest]) -> None:
         found: PairVerification | NoOutcome

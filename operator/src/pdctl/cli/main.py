@@ -21,6 +21,7 @@ from pdctl.cli.options import Files, fitting, load_files, reported
 from pdctl.cli.plan import plan_command
 from pdctl.cli.render import render_command
 from pdctl.cli.replay import autoscale
+from pdctl.cli.rollout import app as rollout
 from pdctl.cli.schema import schema_command
 from pdctl.cli.simulate import simulate_command
 from pdctl.cli.status import find_directory, render_status, watch_status
@@ -112,6 +113,7 @@ app.command("simulate")(simulate_command)
 app.command("render")(render_command)
 app.command("schema")(schema_command)
 app.command("completion")(completion_command)
+app.add_typer(rollout, name="rollout")
 app.add_typer(autoscale, name="autoscale")
 app.add_typer(bench, name="bench")
 

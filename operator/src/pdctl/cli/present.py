@@ -20,6 +20,7 @@ from pdctl.cli.table import WIDTH, table
 
 _SHOWN = ("DECIDED", "DESIRED", "EXIST", "READY")
 _COLUMNS = ("POOL", *_SHOWN, "BOUNDS", "LAST CHANGE")
+_OF_ROLLOUT = (words.PROGRESS_DEADLINE_EXCEEDED, words.ROLLOUT_PAUSED, words.ROLLED_BACK)
 _BELOW = (words.DISCOVERY_READY, *words.ROLE_READY.values())
 
 
@@ -47,9 +48,7 @@ def _blockers(body: Mapping[str, Any]) -> list[str]:
     ]
     stalled = [each for each in conditions if each.get("type") == words.STALLED and _is_true(each)]
     # what says why, and the way out
-    rolled_back = [
-        each for each in stalled if each.get("reason") == words.PROGRESS_DEADLINE_EXCEEDED
-    ]
+    rolled_back = [each for each in stalled if each.get("reason") in _OF_ROLLOUT]
     return [
         line
         for each in (*of_scaling, *rolled_back, *(below or ([] if rolled_back else stalled)))

@@ -244,6 +244,7 @@ class Observed:
     # pods that each disruption budget leaves ready, by its name
     budgets: Mapping[str, int] = field(default_factory=dict)
     verify_request: str = ""  # value of the annotation pdcluster.io/verify; empty = none
+    rollout_command: str = ""  # value of the annotation pdcluster.io/rollout; empty = none
     # of KV transfers, since the operator began
     verifications: PairVerifications = field(default_factory=PairVerifications)
 

@@ -39,6 +39,7 @@ class RollingStep:
     # by role: new workers that are to become ready, and old ones that drain
     starting: Mapping[str, int] = field(default_factory=dict)
     draining: Mapping[str, int] = field(default_factory=dict)
+    finished: int = 0  # steps that have all their new workers, ready and serving
     # accelerators of any one type that would do for the next worker, beyond the budget; empty = it
     # goes on
     short: Mapping[str, int] = field(default_factory=dict)
@@ -63,24 +64,37 @@ def num_steps(roles: Iterable[RollingRole]) -> int:
 
 
 def next_step(
-    roles: Sequence[RollingRole], budget: AcceleratorBudget, *, serves: bool
+    roles: Sequence[RollingRole],
+    budget: AcceleratorBudget,
+    *,
+    serves: bool,
+    passed: int | None = None,
 ) -> RollingStep:
     """The sizes that follow from what is there.
 
     roles:  those that answer first
     serves: requests reach the new workers, so that ready ones count and may take growth
+    passed: steps whose gate has passed, beyond which one more may be made; None = no gates
     """
-    step = _step(roles, budget, serves=serves, keeps_pairs=True)
+    step = _step(roles, budget, serves=serves, passed=passed)
     # An old prefill worker that is kept for old decode workers must not hold up the roll out.
-    return _step(roles, budget, serves=serves, keeps_pairs=False) if step.is_stuck else step
+    if not step.is_stuck:
+        return step
+    return _step(roles, budget, serves=serves, passed=passed, keeps_pairs=False)
 
 
 def _step(
-    roles: Sequence[RollingRole], budget: AcceleratorBudget, *, serves: bool, keeps_pairs: bool
+    roles: Sequence[RollingRole],
+    budget: AcceleratorBudget,
+    *,
+    serves: bool,
+    passed: int | None,
+    keeps_pairs: bool = True,
 ) -> RollingStep:
     steps = num_steps(roles)
     finished = _num_finished(roles, steps) if serves else 0
-    number = min(finished + 1, steps)
+    number = min(finished + 1, steps if passed is None else passed + 1, steps)
+    is_at_gate = passed is not None and passed < finished
     goals = {role.name: _goal(role, role.goal(number, steps), serves=serves) for role in roles}
     grown = [_grown(role, goals[role.name]) for role in roles]
     made, short = _made(grown, goals, budget)
@@ -88,7 +102,7 @@ def _step(
     kept = _kept(made, needed, keeps_pairs=keeps_pairs)
     starting = {role.name: role.size - role.ready for role in kept if role.size > role.ready}
     draining = {role.name: role.num_draining for role in kept if role.num_draining}
-    is_stuck = not (starting or draining) and kept == list(roles)
+    is_stuck = not (starting or draining or is_at_gate) and kept == list(roles)
     return RollingStep(
         new={pool.key: pool.size for role in kept for pool in role.pools},
         old={each.id: each.size for role in kept for each in role.old},
@@ -96,6 +110,7 @@ def _step(
         steps=steps,
         starting=starting,
         draining=draining,
+        finished=finished,
         short=short if is_stuck else {},
         is_stuck=is_stuck,
     )

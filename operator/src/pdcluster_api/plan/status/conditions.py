@@ -51,6 +51,8 @@ class StatusInputs:
     # roles of which new workers are to take the place of others of the same revision
     changing: frozenset[str] = frozenset()
     lost: Collection[str] = ()  # terminating pods of lost nodes, by name
+    # why a roll out waits at a gate, or that it went back; None = it does not
+    gate: Problem | None = None
     step: str | None = None  # of a rolling roll out, and what it waits for; None = it does not roll
 
     @property
@@ -280,6 +282,10 @@ def _ready(below: Sequence[Condition], facts: StatusInputs) -> Condition:
     if facts.stalled is not None:
         message = _stalled(facts, facts.stalled)
         return Condition.false(kind, words.PROGRESS_DEADLINE_EXCEEDED, message)
+    if facts.gate is not None:
+        is_back = facts.gate.reason == words.ROLLED_BACK
+        step = f"; {facts.step}" if facts.step and is_back else ""
+        return Condition.false(kind, facts.gate.reason, f"{facts.gate.message}{step}")
     # What serves during a roll out is about to go: that it does not answer is no reason why the new
     # revision is not there.
     follows = words.NOT_ANSWERING if facts.is_rolling else None

@@ -5,6 +5,8 @@ none.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pdcluster_api.plan.gates import FIELD as GATE
+from pdcluster_api.plan.gates import read_gate
 from pdcluster_api.plan.observed.state import Previous
 from pdcluster_api.plan.result import PlannedEvent
 from pdcluster_api.plan.rollout import FIELD
@@ -16,6 +18,8 @@ _REPORTED_ELSEWHERE = frozenset(
         words.SCALING,
         words.ROLLING_OUT,
         words.PROGRESS_DEADLINE_EXCEEDED,
+        words.ROLLOUT_PAUSED,
+        words.ROLLED_BACK,
         words.GROUP_RESTARTING,
     }
 )
@@ -29,6 +33,9 @@ def events(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Planned
     return (
         *_rollout(old, new),
         *_stalled(old, new),
+        *_passed(old, new),
+        *_appeared(old, new, words.ROLLOUT_PAUSED),
+        *_appeared(old, new, words.ROLLED_BACK),
         *_scaled(old, new),
         *_ready(old, new),
         *_serving(old, new),
@@ -82,6 +89,23 @@ def _stalled(old: Previous, new: Previous) -> Iterator[PlannedEvent]:
     hidden = f"revision {after['revision']} {late}: {after['stalled']}"
     message = ready["message"] if ready["reason"] == reason else hidden
     yield PlannedEvent(reason, message, warning=True)
+
+
+def _passed(old: Previous, new: Previous) -> Iterator[PlannedEvent]:
+    before, after = read_gate({GATE: old.mapping(GATE)}), read_gate({GATE: new.mapping(GATE)})
+    if before is None or after is None or before.revision != after.revision:
+        return
+    if after.passed > before.passed:
+        text = f"step {after.passed} of {after.steps} of revision {after.revision} passed its gate"
+        yield PlannedEvent(words.ROLLOUT_STEP_PASSED, text)
+
+
+def _appeared(old: Previous, new: Previous, kind: str) -> Iterator[PlannedEvent]:
+    """Event when a condition that is there only while it is true comes, or has another reason."""
+    condition = new.condition(kind)
+    if condition and condition["reason"] != old.reason(kind):
+        is_request = condition["reason"] in (words.PAUSED_BY_USER, words.UNDONE)
+        yield PlannedEvent(kind, condition["message"], warning=not is_request)
 
 
 def _scaled(old: Previous, new: Previous) -> Iterator[PlannedEvent]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 from pydantic.alias_generators import to_camel
 
+from pdcluster_api.plan.gates import Check
 from pdcluster_api.plan.observed.pools import PREFILL
 from pdcluster_api.plan.observed.state import PairVerification, Previous, Problem, WorkloadState
 from pdcluster_api.plan.result import DueVerification
@@ -146,6 +147,8 @@ class VerificationSettings:
     floor: float | None  # placement.minTransferGBps; None = any rate will do
     request: str  # value of the annotation pdcluster.io/verify; empty = none
     now: str  # RFC 3339
+    # RFC 3339: what is older says too little, and is verified again though workers are busy
+    since: str = ""
 
     def problem(self, verified: PairVerification) -> Problem | None:
         """The problem of a pair that does not pass; None = it does, or its rate is unknown."""
@@ -168,7 +171,12 @@ class VerificationSettings:
         return self.problem(verified) is None and not self.is_unmeasured(verified)
 
     def is_requested(self, found: VerifiedPair | None) -> bool:
+        if self.since and (found is None or not self.is_recent(found.verification)):
+            return True
         return bool(self.request) and (found is None or found.verification.request != self.request)
+
+    def is_recent(self, verified: PairVerification) -> bool:
+        return datetime.fromisoformat(verified.at) >= datetime.fromisoformat(self.since)
 
     def seconds_left(self, found: VerifiedPair | None) -> float:
         """Seconds until a pair is due; 0 = now."""
@@ -205,6 +213,7 @@ class Transfers:
     status: dict[str, Any] | None = None
     due: tuple[DueVerification, ...] = ()
     requeue_after_seconds: float | None = None
+    check: Check | None = None  # of a gate, since `settings.since`; None = no pair is ready
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -245,7 +254,36 @@ def transfers(
         {"revision": pairs.revision, "pairs": entries} if found else None,
         due,
         min((left for left in lefts.values() if left), default=None),
+        _check({pair: found.get(pair) for pair in ready}, waits, settings),
     )
+
+
+def _check(
+    found: Mapping[PoolPair, VerifiedPair | None],
+    waits: Mapping[PoolPair, str],
+    settings: VerificationSettings,
+) -> Check | None:
+    if not settings.since or not found:
+        return None
+    recent = {
+        pair: each.verification
+        for pair, each in found.items()
+        if each is not None and settings.is_recent(each.verification)
+    }
+    problems = [(pair, settings.problem(each)) for pair, each in recent.items()]
+    failed = next(((pair, each) for pair, each in problems if each is not None), None)
+    if failed is not None:
+        pair, problem = failed
+        return Check("False", f"{_TYPE}, {problem.reason}: {_named(pair)}: {problem.message}")
+    unknown = [pair for pair in found if pair not in recent]
+    if unknown:
+        why = waits.get(unknown[0], "no worker has answered yet")
+        return Check("Unknown", f"{_TYPE}: {_named(unknown[0])} is not verified: {why}")
+    unmeasured = [pair for pair, each in recent.items() if settings.is_unmeasured(each)]
+    if unmeasured:
+        return Check("Unknown", f"{_TYPE}: {_named(unmeasured[0])}: its rate was not measured")
+    pair, verified = next(iter(recent.items()))
+    return Check("True", f"{_named(pair)}: {_figures(verified)}{and_more(len(recent))}")
 
 
 def _condition(

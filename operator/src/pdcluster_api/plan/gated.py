@@ -1,0 +1,100 @@
+"""The gate of the roll out that a plan carries out: its facts, and what the status says. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdcluster_api.plan.cluster import DesiredState
+from pdcluster_api.plan.gates import (
+    Check,
+    Gate,
+    GateFacts,
+    RolloutCommand,
+    bake_seconds_left,
+    gate_problem,
+    next_gate,
+    read_gate,
+    rolled_back_text,
+    waits_for,
+)
+from pdcluster_api.plan.observed.pools import PREFILL
+from pdcluster_api.plan.observed.state import Problem, WorkloadState
+from pdcluster_api.plan.status.condition import Condition
+from pdcluster_schema import conditions as words
+from pdcluster_schema.revision import is_rolled_back
+
+
+@dataclass(frozen=True)
+class GateResult:
+    gate: Gate | None = None  # for the status; None = nothing holds a roll out
+    condition: Condition | None = None  # RolloutPaused or RolledBack
+    requeue_after_seconds: float | None = None
+    has_passed: bool = False  # the next step begins
+    waits: str = ""  # what a step that has its workers waits for, in words
+
+    @property
+    def of_ready(self) -> Problem | None:
+        if self.condition is None:
+            return None
+        return Problem(self.condition.type, self.condition.message)
+
+
+def checked_since(desired: DesiredState) -> str:
+    """Time from which facts count for the gate that bakes, RFC 3339; empty = none does."""
+    gate = desired.inputs.gate
+    if desired.rolling is None or gate is None or gate.state != "Baking":
+        return ""
+    return gate.since or ""
+
+
+def of_gate(desired: DesiredState) -> tuple[str, Sequence[WorkloadState]] | None:
+    """The new revision and its workers, where a gate asks whether KV moves between them.  Prefill
+    workers of an earlier template are among them: which one of a pool answers is not chosen.
+    """
+    inputs = desired.inputs
+    if desired.rolling is None or inputs.cluster.spec.rollout.on_failure is None:
+        return None
+    states = inputs.existing.of_revision(inputs.target)
+    own = [each for each in states if inputs.declared.has(each.id) or each.id.role == PREFILL]
+    return inputs.target, own
+
+
+def gate_result(desired: DesiredState, check: Check | None) -> GateResult:
+    inputs, now = desired.inputs, desired.now
+    spec, command = inputs.cluster.spec.rollout, RolloutCommand(inputs.observed.rollout_command)
+    written = read_gate(inputs.observed.status)
+    if is_rolled_back(inputs.cluster.spec) and written is not None:
+        text = rolled_back_text(written)
+        return GateResult(written, Condition.true(words.ROLLED_BACK, written.reason, text))
+    if desired.rolling is None:
+        return GateResult()
+    facts = _facts(desired, check)
+    gate = next_gate(inputs.gate, facts, spec, command, now)
+    if gate is not None and gate.is_rolled_back:
+        # the next reconcile goes back, by this status
+        text = rolled_back_text(gate)
+        condition = Condition.true(words.ROLLED_BACK, gate.reason, text)
+        return GateResult(gate, condition, requeue_after_seconds=0.0)
+    problem = gate_problem(gate, facts, spec, command, now)
+    is_baking = gate is not None and gate.state == "Baking"
+    return GateResult(
+        gate,
+        problem and Condition.true(words.ROLLOUT_PAUSED, problem.reason, problem.message),
+        0.0 if gate != inputs.gate else bake_seconds_left(gate, spec, now),
+        has_passed=inputs.gate is not None and (gate is None or gate.passed > inputs.gate.passed),
+        waits=waits_for(gate, facts, spec, now) if gate is not None and is_baking else "",
+    )
+
+
+def _facts(desired: DesiredState, check: Check | None) -> GateFacts:
+    inputs, rolling = desired.inputs, desired.rolling
+    assert rolling is not None, "only a rolling roll out has gates"
+    rollout = inputs.rollout
+    return GateFacts(
+        inputs.rollout_name,
+        inputs.observed.generation,
+        rolling.step.steps,
+        rolling.step.finished,
+        rolling.origin,
+        checks=() if check is None else (check,),
+        stalled=None if rollout is None or rollout.rolled_back else rollout.stalled,
+    )

@@ -1,0 +1,305 @@
+"""Gates of a rolling roll out: when its next step may begin, and when it goes back. Pure.
+
+A step is at its gate when all its new workers are ready and serve:
+
+    Waiting -> Baking    all workers of the step are ready, from then on for `bakeSeconds`
+    Baking  -> Waiting   one is not ready any more; or the step has passed, and the next one begins
+    Baking  -> Failed    a check failed: it stays there until a user resumes it
+    any     -> RolledBack  it failed, or is undone: the workers before it come back, and the same
+                         revision is not tried again
+
+The memory is `status.gate`, written before a step that it allows: the plan follows the last status
+alone.  Commands name the time, or the generation, that they are meant for: an old one does nothing.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal
+
+from pydantic import TypeAdapter
+
+from pdcluster_api.plan.observed.state import Problem
+from pdcluster_schema import conditions as words
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import at_revision, rollout_name
+from pdcluster_schema.rollout import RolloutSpec
+from pdcluster_schema.workload import WorkloadId
+
+FIELD = "gate"
+WAITING: Final = "Waiting"
+BAKING: Final = "Baking"
+FAILED: Final = "Failed"
+ROLLED_BACK: Final = "RolledBack"
+PAUSE, RESUME, UNDO = "pause", "resume", "undo"
+_MOST_YEAR = 9000  # later times leave no room for what is added to them
+
+
+@dataclass(frozen=True)
+class RolloutCommand:
+    """Value of the annotation `pdcluster.io/rollout`; one that cannot be read holds, too."""
+
+    text: str = ""
+
+    @property
+    def _parts(self) -> list[str]:
+        return self.text.split()
+
+    @property
+    def is_wrong(self) -> bool:
+        known = {(PAUSE, 1), (RESUME, 2), (UNDO, 2)}
+        return bool(self._parts) and (self._parts[0], len(self._parts)) not in known
+
+    @property
+    def holds(self) -> bool:
+        return self._parts == [PAUSE] or self.is_wrong
+
+    def resumes(self, since: str | None) -> bool:
+        return since is not None and self._parts == [RESUME, since]
+
+    def undoes(self, generation: int) -> bool:
+        return self._parts == [UNDO, str(generation)]
+
+
+@dataclass(frozen=True)
+class Gate:
+    revision: str  # of the roll out, the new one
+    steps: int = 1
+    passed: int = 0  # steps whose gate has passed
+    state: Literal["Waiting", "Baking", "Failed", "RolledBack"] = "Waiting"
+    since: str | None = None  # RFC 3339, when that began; None = it waits
+    reason: str = ""  # of Failed and RolledBack
+    message: str = ""
+    to: str = ""  # the revision that it was rolled back to
+    to_templates: Mapping[str, str] = field(default_factory=dict)  # by role
+
+    @property
+    def is_rolled_back(self) -> bool:
+        return self.state == ROLLED_BACK
+
+    @property
+    def is_open(self) -> bool:
+        """True while old workloads are kept to go back to."""
+        return not self.is_rolled_back and self.passed < self.steps
+
+    @property
+    def is_held(self) -> bool:
+        """True if its step has all its workers, so that it need not come forward."""
+        return self.state in (BAKING, FAILED)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Revision to which a roll out can go back."""
+
+    revision: str
+    templates: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One fact that a gate asks for.  message: with its figures"""
+
+    status: Literal["True", "False", "Unknown"]
+    message: str
+
+
+@dataclass(frozen=True)
+class GateFacts:
+    revision: str
+    generation: int  # of the PDCluster
+    steps: int
+    finished: int  # steps that have all their new workers, ready and serving
+    origin: Origin | str  # or why it cannot go back
+    checks: tuple[Check, ...] = ()  # since the gate bakes
+    stalled: str | None = None  # why it has not come forward for too long
+
+
+_NAMES = {
+    **{name: name for name in ("revision", "steps", "passed", "state", "since")},
+    **{name: name for name in ("reason", "message", "to")},
+    "toTemplates": "to_templates",
+}
+_GATE = TypeAdapter(Gate)
+
+
+def read_gate(status: Mapping[str, Any]) -> Gate | None:
+    """The gate that the last status speaks of; None = none, or nothing that can be read."""
+    found = status.get(FIELD)
+    if not isinstance(found, Mapping):
+        return None
+    try:
+        gate = _GATE.validate_python(
+            {field: found[name] for name, field in _NAMES.items() if name in found}
+        )
+        _time(gate.since or "1970-01-01T00:00:00Z")
+        return gate
+    except ValueError:
+        return None
+
+
+def _time(text: str) -> datetime:
+    found = datetime.fromisoformat(text)
+    if found.utcoffset() is None or found.year >= _MOST_YEAR:
+        raise ValueError(f"{text} is no time of the status")
+    return found
+
+
+def gate_field(gate: Gate | None) -> dict[str, Any]:
+    if gate is None:
+        return {}
+    found = {name: getattr(gate, field) for name, field in _NAMES.items()}
+    return {FIELD: {name: each for name, each in found.items() if each or each == 0}}
+
+
+def as_rolled_back(
+    cluster: PDCluster, status: Mapping[str, Any], command: str, known: Collection[WorkloadId]
+) -> PDCluster:
+    """The cluster under the revision that its roll out went back to, while its spec is the one that
+    was given up, no command asks for another try, and there are workloads of each pool to keep.
+
+    known: workloads that there are, or can be made from their snapshot
+    """
+    gate = read_gate(status)
+    if gate is None or not gate.is_rolled_back or gate.revision != rollout_name(cluster.spec):
+        return cluster
+    if RolloutCommand(command).resumes(gate.since):
+        return cluster
+    pools = (
+        WorkloadId(
+            *(cluster.metadata.name, role, pool.name, gate.to), gate.to_templates.get(role, "")
+        )
+        for role, declared in cluster.spec.roles.computing().items()
+        for pool in declared.pools
+    )
+    if not all(each in known for each in pools):
+        return cluster
+    return at_revision(cluster, gate.to, gate.to_templates, is_rolled_back=True)
+
+
+def next_gate(
+    before: Gate | None, facts: GateFacts, spec: RolloutSpec, command: RolloutCommand, now: str
+) -> Gate | None:
+    """The gate after a reconcile; None = nothing holds the roll out.  now: RFC 3339"""
+    is_undone = command.undoes(facts.generation)
+    if spec.on_failure is None and not command.holds and not is_undone:
+        return None
+    gate = _of_this_rollout(before, facts)
+    if is_undone:
+        return _went_back(gate, facts, words.UNDONE, "as was asked for by pdctl rollout undo", now)
+    if facts.stalled is not None and spec.on_failure == "Rollback":
+        return _went_back(gate, facts, words.PROGRESS_DEADLINE_EXCEEDED, facts.stalled, now)
+    if gate.state == FAILED:
+        return _passed(gate) if command.resumes(gate.since) else gate
+    if facts.finished <= gate.passed:
+        return replace(gate, state="Waiting", since=None)
+    return _baked(gate, facts, spec, command, now)
+
+
+def _of_this_rollout(before: Gate | None, facts: GateFacts) -> Gate:
+    """A new one begins with the step that is under way: what serves already has shown itself."""
+    if before is None or before.revision != facts.revision or before.is_rolled_back:
+        return Gate(facts.revision, facts.steps, min(facts.finished, facts.steps))
+    if before.steps == facts.steps:
+        return before
+    is_past = before.passed >= before.steps
+    passed = facts.steps if is_past else min(before.passed, facts.steps - 1)
+    return replace(before, steps=facts.steps, passed=passed)
+
+
+def _baked(
+    gate: Gate, facts: GateFacts, spec: RolloutSpec, command: RolloutCommand, now: str
+) -> Gate:
+    if gate.since is None:
+        return replace(gate, state="Baking", since=now)
+    if command.resumes(gate.since):
+        return _passed(gate)
+    failed = next((each for each in facts.checks if each.status == "False"), None)
+    if failed is not None and spec.on_failure == "Rollback":
+        return _went_back(gate, facts, words.GATE_FAILED, failed.message, now)
+    if failed is not None and spec.on_failure is not None:
+        message = failed.message
+        return replace(gate, state="Failed", since=now, reason=words.GATE_FAILED, message=message)
+    if spec.on_failure is None or command.holds or waits_for(gate, facts, spec, now):
+        return gate
+    return _passed(gate)
+
+
+def waits_for(gate: Gate, facts: GateFacts, spec: RolloutSpec, now: str) -> str:
+    """Return what a gate that bakes waits for, in words; empty = it passes."""
+    if bake_seconds_left(gate, spec, now) is not None:
+        return f"its workers have to stay ready until {bakes_until(gate, spec)}"
+    unknown = (each.message for each in facts.checks if each.status == "Unknown")
+    return "" if spec.when_unknown == "Continue" else next(unknown, "")
+
+
+def is_unknown(gate: Gate | None, facts: GateFacts, spec: RolloutSpec, now: str) -> bool:
+    """True if the time of a gate is over, and it waits for facts alone."""
+    if gate is None or gate.state != BAKING or bake_seconds_left(gate, spec, now) is not None:
+        return False
+    return bool(waits_for(gate, facts, spec, now))
+
+
+def bakes_until(gate: Gate, spec: RolloutSpec) -> str:
+    """RFC 3339, as all times of the status."""
+    ends = _time(gate.since or "") + timedelta(seconds=spec.bake_seconds or 0)
+    return ends.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def bake_seconds_left(gate: Gate | None, spec: RolloutSpec, now: str) -> float | None:
+    """None = nothing is due."""
+    if gate is None or gate.state != BAKING or gate.since is None:
+        return None
+    # a clock that was set back must not hold it up
+    age = abs((_time(now) - _time(gate.since)).total_seconds())
+    left = (spec.bake_seconds or 0) - age
+    return left if left > 0 else None
+
+
+def _passed(gate: Gate) -> Gate:
+    return Gate(gate.revision, gate.steps, gate.passed + 1)
+
+
+def _went_back(gate: Gate, facts: GateFacts, reason: str, why: str, now: str) -> Gate:
+    if isinstance(facts.origin, Origin):
+        to, templates = facts.origin.revision, facts.origin.templates
+        return Gate(
+            *(gate.revision, gate.steps, gate.passed, "RolledBack", now, reason, why, to),
+            to_templates=templates,
+        )
+    if gate.state == FAILED:
+        return gate
+    message = f"{why}; it cannot go back: {facts.origin}"
+    return replace(gate, state="Failed", since=now, reason=reason, message=message)
+
+
+def gate_problem(
+    gate: Gate | None, facts: GateFacts | None, spec: RolloutSpec, command: RolloutCommand, now: str
+) -> Problem | None:
+    """Problem of a roll out that waits for a user or for facts; None = it goes on, or back."""
+    if gate is None or facts is None or gate.is_rolled_back:
+        return None
+    step = f"step {min(gate.passed + 1, gate.steps)} of {gate.steps} of revision {gate.revision}"
+    resume = "`pdctl rollout resume` goes on all the same, `pdctl rollout undo` goes back"
+    if gate.state == FAILED:
+        return Problem(gate.reason, f"{step} failed its gate: {gate.message}; {resume}")
+    if command.is_wrong:
+        text = (
+            f"{step} waits: annotation pdcluster.io/rollout is {command.text!r}, which is no "
+            f"command: write pause, or remove it, or use pdctl rollout"
+        )
+        return Problem(words.PAUSED_BY_USER, text)
+    if command.holds:
+        return Problem(words.PAUSED_BY_USER, f"{step} is the last one until `pdctl rollout resume`")
+    if is_unknown(gate, facts, spec, now):
+        unknown = waits_for(gate, facts, spec, now)
+        return Problem(words.GATE_UNKNOWN, f"{step} waits at its gate: {unknown}; {resume}")
+    return None
+
+
+def rolled_back_text(gate: Gate) -> str:
+    return (
+        f"revision {gate.revision} was rolled back to {gate.to}: {gate.message}; the spec stays as "
+        "it is, and is not rolled out again until it changes: correct it, apply the previous file, "
+        "or try the same again by `pdctl rollout resume`"
+    )

@@ -1,0 +1,333 @@
+"""Gates of a rolling roll out on simulated clusters: what passes, waits, goes back and goes on."""
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pdcluster_api.plan.gates import read_gate
+from pdcluster_schema import conditions as words
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
+from tests.operator.pdcluster_api.plan.clusters import condition_of
+from tests.operator.pdcluster_api.plan.rollout.gated_cluster import BUSY, GatedCluster, gated
+from tests.operator.pdcluster_api.plan.simulated import assert_as_declared
+
+BAKE = 60
+PAUSE: dict[str, Any] = {"on_failure": "Pause", "bake_seconds": BAKE}
+BACK: dict[str, Any] = {"on_failure": "Rollback", "bake_seconds": BAKE}
+OLD = gated()
+A, B = revision_of(OLD.spec), revision_of(gated(65).spec)
+WHOLE = {"prefill": 2, "decode": 2}
+
+
+SETTLED = GatedCluster()
+SETTLED.walk(OLD)
+
+
+def begun(new: str = "") -> GatedCluster:
+    """new: fault of the new revision"""
+    existing = deepcopy(SETTLED)
+    existing.faults = {B: new} if new else {}
+    return existing
+
+
+def message(existing: GatedCluster, kind: str = "Ready") -> str:
+    return str(condition_of(existing.status, kind).get("message", ""))
+
+
+def until(existing: GatedCluster, cluster: PDCluster, gate: tuple[str, int]) -> None:
+    for _ in range(60):
+        existing.round(cluster)
+        if existing.gate == gate:
+            return
+    raise AssertionError(f"{gate} never came: {existing}")
+
+
+def test_each_step_stays_ready_for_its_time_and_is_verified_before_the_next():
+    existing, new = begun(), gated(65, **PAUSE)
+    times: dict[tuple[str, int], int] = {}
+    for plan in existing.walk(new):
+        found = read_gate(plan.status)
+        if found is not None:
+            times.setdefault((found.state, found.passed), existing.seconds)
+        sizes = {each.id: each.replicas for each in plan.workloads}
+        assert sum(sizes.values()) <= 6
+
+    assert list(times) == [
+        ("Waiting", 0),
+        ("Baking", 0),
+        ("Waiting", 1),
+        ("Baking", 1),
+        ("Waiting", 2),
+    ]
+    assert_as_declared(existing, new)
+    assert "gate" not in existing.status
+    assert existing.sizes(A) == {}
+
+
+def test_without_gates_nothing_is_said_of_them():
+    existing = begun()
+
+    plans = existing.walk(gated(65))
+
+    assert not any("gate" in plan.status for plan in plans)
+    assert_as_declared(existing, gated(65))
+
+
+@pytest.mark.parametrize("fault", ["damaged", "pair_refused", "tokens_differ"])
+def test_damaged_kv_brings_the_old_workers_back_and_is_not_tried_again(fault: str):
+    existing, new = begun(new=fault), gated(65, **BACK)
+
+    plans = existing.walk(new)
+
+    assert existing.sizes(A) == WHOLE
+    assert existing.sizes(B) == {}
+    assert (existing.service, existing.is_wide) == (A, False)
+    assert existing.condition(words.ROLLED_BACK) == ("True", words.GATE_FAILED)
+    assert existing.condition("Ready") == ("False", words.ROLLED_BACK)
+    assert existing.condition("Stalled") == ("True", words.ROLLED_BACK)
+    assert f"revision {B} was rolled back to {A}: KVTransferVerified, " in message(existing)
+    assert "the checksums differ" in message(existing)
+    events = [event for plan in plans for event in plan.events]
+    assert [event.warning for event in events if event.reason == words.ROLLED_BACK] == [True]
+    assert not any(plan.events for plan in existing.walk(new))
+    assert existing.sizes(B) == {}
+
+    other = gated(66, **BACK)
+    existing.walk(other)
+    assert_as_declared(existing, other)
+    assert existing.condition(words.ROLLED_BACK) == ("", "")
+
+
+def test_a_fault_in_the_last_step_brings_workers_back_of_which_none_is_left():
+    existing, new = begun(), gated(65, **BACK)
+    existing.step_seconds = 5
+    until(existing, new, ("Baking", 1))
+    for _ in range(4):
+        existing.round(new)
+    assert existing.sizes(A) == {"prefill": 0, "decode": 0}
+    existing.ended = {
+        pair: replace(each, at=existing.now, fault="damaged")
+        for pair, each in existing.ended.items()
+    }
+
+    existing.walk(new, quiet_rounds=15)
+
+    assert existing.sizes(A) == WHOLE
+    assert existing.condition("Ready") == ("False", words.ROLLED_BACK)
+
+
+def test_damaged_kv_pauses_until_a_user_goes_on():
+    existing, new = begun(new="damaged"), gated(65, **PAUSE)
+    existing.walk(new)
+    assert existing.gate == ("Failed", 0)
+    assert existing.condition(words.ROLLOUT_PAUSED) == ("True", words.GATE_FAILED)
+    assert existing.condition("Ready") == ("False", words.ROLLOUT_PAUSED)
+    assert existing.sizes(A) == existing.sizes(B) == {"prefill": 1, "decode": 1}
+
+    existing.faults.clear()
+    found = read_gate(existing.status)
+    assert found is not None
+    existing.command = f"resume {found.since}"
+    existing.walk(new)
+
+    assert_as_declared(existing, new)
+    assert existing.condition(words.ROLLOUT_PAUSED) == ("", "")
+
+
+def test_an_old_command_goes_past_no_later_gate():
+    existing, new = begun(new="damaged"), gated(65, **PAUSE)
+    existing.command = "resume 2025-01-01T00:00:00Z"
+
+    existing.walk(new)
+
+    assert existing.gate == ("Failed", 0)
+
+
+@pytest.mark.parametrize(
+    ("when", "reason"), [(None, words.GATE_UNKNOWN), ("Pause", words.GATE_UNKNOWN)]
+)
+def test_kv_that_cannot_be_verified_holds_it_until_it_is(when: str | None, reason: str):
+    existing, new = begun(new=BUSY), gated(65, **PAUSE, when_unknown=when)
+    existing.walk(new)
+    assert existing.gate == ("Baking", 0)
+    assert existing.condition(words.ROLLOUT_PAUSED) == ("True", reason)
+    assert "is not verified: no worker has answered yet" in message(existing)
+
+    existing.faults.clear()
+    existing.walk(new)
+
+    assert_as_declared(existing, new)
+
+
+def test_kv_that_cannot_be_verified_holds_nothing_where_the_user_says_so():
+    existing, new = begun(new=BUSY), gated(65, **PAUSE, when_unknown="Continue")
+
+    existing.walk(new)
+
+    assert_as_declared(existing, new)
+
+
+def test_workers_that_never_come_bring_the_old_ones_back_after_the_deadline():
+    existing = begun()
+    new = gated(65, **BACK, progress_deadline_seconds=300)
+    until(existing, new, ("Waiting", 1))
+    existing.broken.add(B)
+
+    existing.walk(new, quiet_rounds=20)
+
+    assert existing.sizes(A) == WHOLE
+    assert existing.condition(words.ROLLED_BACK) == ("True", words.PROGRESS_DEADLINE_EXCEEDED)
+
+
+def test_a_bake_beyond_the_deadline_is_no_stall():
+    existing = begun()
+    new = gated(65, on_failure="Rollback", bake_seconds=400, progress_deadline_seconds=300)
+    plans = existing.walk(new, quiet_rounds=25)
+
+    assert_as_declared(existing, new)
+    assert not any(condition_of(plan.status, "Stalled") for plan in plans)
+
+
+def test_a_worker_that_fails_begins_the_time_of_its_gate_again():
+    existing, new = begun(), gated(65, **PAUSE)
+    until(existing, new, ("Baking", 0))
+    for _ in range(2):
+        existing.round(new)
+    workload = next(each for each in existing.pods if (each.role, each.revision) == ("decode", B))
+    existing.lose_readiness(workload)
+    existing.round(new)
+    assert existing.gate == ("Waiting", 0)
+    until(existing, new, ("Baking", 0))
+    began = existing.seconds
+    until(existing, new, ("Waiting", 1))
+    assert existing.seconds - began >= BAKE
+
+
+@pytest.mark.parametrize("step", [0, 1])
+@pytest.mark.parametrize("state", ["Waiting", "Baking"])
+def test_a_pause_holds_at_every_step_and_a_resume_goes_on(step: int, state: str):
+    existing, new = begun(), gated(65, **PAUSE)
+    until(existing, new, (state, step))
+    existing.command = "pause"
+    existing.walk(new)
+    held = existing.sizes(B)
+    assert existing.condition(words.ROLLOUT_PAUSED) == ("True", words.PAUSED_BY_USER)
+    assert held == {"prefill": step + 1, "decode": step + 1}
+    assert existing.sizes(A) == {"prefill": 1 - step, "decode": 1 - step}
+
+    existing.command = ""
+    existing.walk(new)
+
+    assert_as_declared(existing, new)
+
+
+@pytest.mark.parametrize("rounds", range(6))
+def test_a_pause_without_gates_lets_the_step_end_that_is_under_way(rounds: int):
+    existing, new = begun(), gated(65)
+    for _ in range(rounds):
+        existing.round(new)
+    began = existing.status.get("rollout", {}).get("step", 1)
+    existing.command = "pause"
+
+    existing.walk(new)
+
+    assert existing.condition(words.ROLLOUT_PAUSED) == ("True", words.PAUSED_BY_USER)
+    assert existing.sizes(B) == {"prefill": began, "decode": began}
+    existing.command = ""
+    existing.walk(new)
+    assert_as_declared(existing, new)
+    assert "gate" not in existing.status
+
+
+def test_a_command_that_cannot_be_read_holds_and_says_so():
+    existing, new = begun(), gated(65)
+    existing.command = "paus"
+
+    existing.walk(new)
+
+    assert existing.condition(words.ROLLOUT_PAUSED) == ("True", words.PAUSED_BY_USER)
+    assert "annotation pdcluster.io/rollout is 'paus', which is no command" in message(existing)
+
+
+@pytest.mark.parametrize("rounds", range(1, 28, 2))
+@pytest.mark.parametrize("fields", [{}, PAUSE])
+def test_an_undo_goes_back_from_every_step(rounds: int, fields: dict[str, Any]):
+    existing, new = begun(), gated(65, **fields)
+    existing.generation += 1
+    for _ in range(rounds):
+        existing.round(new)
+    existing.command = f"undo {existing.generation}"
+    existing.walk(new)
+
+    if existing.gate[0] == "Failed":  # those of a role are all gone, and no gate has kept them
+        assert not fields
+        assert "as was asked for by pdctl rollout undo; it cannot go back" in message(existing)
+        existing.command = ""
+        existing.walk(new)
+    if existing.condition("Ready") == ("True", words.AS_DECLARED):
+        assert_as_declared(existing, new)
+    else:
+        assert existing.sizes(A) == WHOLE
+        assert existing.condition(words.ROLLED_BACK) == ("True", words.UNDONE)
+        # the command is of that generation alone
+        existing.generation += 1
+        existing.walk(OLD)
+        existing.generation += 1
+        existing.walk(new)
+        assert_as_declared(existing, new)
+
+
+def test_what_was_rolled_back_is_tried_again_where_a_user_asks_for_it():
+    existing, new = begun(new="damaged"), gated(65, **BACK)
+    existing.walk(new)
+    existing.faults.clear()
+    found = read_gate(existing.status)
+    assert found is not None
+    existing.command = f"resume {found.since}"
+
+    existing.walk(new)
+
+    assert_as_declared(existing, new)
+
+
+def test_a_pool_that_the_old_revision_has_no_workers_of_leaves_it_where_it_is():
+    existing, new = begun(new="damaged"), gated(65, **BACK)
+    decode = new.spec.roles.decode
+    assert decode is not None
+    more = decode.pools[0].model_copy(update={"name": "other", "replicas": 1})
+    roles = new.spec.roles.model_copy(
+        update={"decode": decode.model_copy(update={"pools": (*decode.pools, more)})}
+    )
+    new = new.model_copy(update={"spec": new.spec.model_copy(update={"roles": roles})})
+
+    existing.walk(new)
+
+    assert existing.gate == ("Failed", 0)
+    lacks = f"it cannot go back: revision {A} has no workers of decode pool other"
+    assert lacks in message(existing)
+
+
+@pytest.mark.parametrize("fields", [PAUSE, {**BACK, "fault": "damaged"}])
+@pytest.mark.parametrize("killed_at", range(1, 28))
+def test_an_operator_that_is_killed_in_any_step_goes_on_from_the_status(
+    fields: dict[str, Any], killed_at: int
+):
+    fields = dict(fields)
+    fault = fields.pop("fault", "")
+    existing = begun(fault)
+    new = gated(65, **fields)
+    for _ in range(killed_at):
+        existing.round(new)
+    existing.round(new, crash=True)
+    existing.ended = {}  # its memory
+
+    existing.walk(new)
+
+    if fault:
+        assert existing.sizes(A) == WHOLE
+        assert existing.condition(words.ROLLED_BACK) == ("True", words.GATE_FAILED)
+    else:
+        assert_as_declared(existing, new)
