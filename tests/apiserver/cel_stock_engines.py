@@ -115,7 +115,7 @@ STOCK_CASES: list[Case] = [
         both(MIXED, vllm(kvTransfer={})),
         both(MIXED, vllm(kvTransfer={"extraConfig": {"num_threads": 4}})),
     ),
-    (both(vllm(), LOADED), LOADED),
+    (LOADED, both(MIXED, sglang(), LOADED)),
     (both(vllm(), LOADED), both(vllm(), at("spec.model.adapters", [{**SQL, "name": "tiny"}]))),
     (both(vllm(), LOADED), both(vllm(), at("spec.model.adapters", [{**SQL, "path": "sql"}]))),
     *(

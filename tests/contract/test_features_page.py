@@ -126,7 +126,11 @@ FEATURES = (
     Feature(
         "LoRA, `model.adapters`",
         fields={"model.adapters": [{"name": "poet", "path": "poet"}]},
-        run={"vllm": f"{STOCK}adapters.py::test_an_adapter_answers_by_its_weights_on_every_path"},
+        run={
+            "pdcluster": f"{SYSTEM}adapters.py::"
+            "test_adapters_answer_by_their_weights_on_every_path",
+            "vllm": f"{STOCK}adapters.py::test_an_adapter_answers_by_its_weights_on_every_path",
+        },
         roles=MIXED,
     ),
     Feature(

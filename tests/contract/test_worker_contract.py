@@ -118,6 +118,7 @@ def nothing_by_default(scheduling: dict[str, Any]) -> tuple[dict[str, Any], dict
         "chatTemplate": "{{ messages }}",
         "toolParser": "hermes",
         "reasoningParser": "none",
+        "adapters": [{"name": ENTRY, "path": "/sql"}],
     }
     document["spec"]["engine"] = ENGINE_VALUES | scheduling
     document["spec"]["service"] = {"apiKeySecret": "keys"}
@@ -196,7 +197,7 @@ def test_rendered_files_set_every_field_of_the_worker() -> None:
     side.
     """
     files = [nothing_by_default(scheduling) for scheduling in SCHEDULING_VALUES]
-    found = {path for engine, _ in files for path in paths(engine)}
+    found = {path.removesuffix(f".{ENTRY}") for engine, _ in files for path in paths(engine)}
     found |= {f"engine.{name}" for name in ("type", *(f"vllm.{key}" for key in stock_engine()))}
     found |= {f"model.{name}" for name in stock_file()["model"]}
     policy = files[0][1]
@@ -224,14 +225,14 @@ def test_rendered_values_are_the_ones_that_the_worker_reads(
     scheduling: dict[str, Any], tmp_path: Path
 ) -> None:
     engine, _ = nothing_by_default(scheduling)
-    engine["model"] |= {"frontend": "pdcluster", "adapters": ()}  # of a stock engine
+    engine["model"] |= {"frontend": "pdcluster"}  # of a stock engine
     (tmp_path / "engine.yaml").write_text(yaml.safe_dump(engine))
     loaded = load_worker_config(tmp_path / "engine.yaml")
 
-    assert msgspec.to_builtins(loaded) | {"engine": None, "discovery": None} == engine | {
-        "engine": None,
-        "discovery": None,
-    }
+    read_model = msgspec.json.decode(msgspec.json.encode(loaded.model))
+    assert read_model == engine["model"]
+    others = {"model": None, "engine": None, "discovery": None}
+    assert msgspec.to_builtins(loaded) | others == engine | others
     read = msgspec.json.decode(msgspec.json.encode(loaded.engine))  # with lists, not tuples
     for tier in read["kvTiers"] or ():  # a rendered file leaves out the fields of other types
         for name in [name for name, value in tier.items() if value is None]:
@@ -246,7 +247,7 @@ def test_defaults_are_equal_on_both_sides() -> None:
     model = msgspec.to_builtins(ModelConfig(name="m", path="/m"))
     assert (
         ModelSpec(name="m", path="/m").model_dump(by_alias=True, include=OF_MODEL)
-        | {"name": "m", "path": "/m", "adapters": ()}
+        | {"name": "m", "path": "/m", "adapters": (), "adapterPaths": {}}
         == model
     )
     assert (SITE.etcd_tls, DiscoveryConfig(endpoints=["h:1"]).tls) == ({}, None)

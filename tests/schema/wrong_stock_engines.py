@@ -335,9 +335,9 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         "spec.engine.args[0]",
     ),
     (
-        at("spec.model.adapters", [{"name": "sql", "path": "/sql"}]),
-        "spec.model.adapters: are for engine.type: vllm alone; set "
-        "engine.type: vllm, or leave them out",
+        both(MIXED, sglang(), at("spec.model.adapters", [{"name": "sql", "path": "/sql"}])),
+        "spec.model.adapters: are not for engine.type: sglang; set another engine.type, or leave "
+        "them out",
         "spec.model.adapters",
     ),
     *(

@@ -2,16 +2,13 @@
 whatever path they take, and its prefixes are never the model's.
 """
 
-import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
+from tests.adapters import make_adapter
 from tests.reference import Reference
 from tests.system.cluster import NewCluster, Pair
 from tests.system.stock_vllm import (
@@ -24,9 +21,6 @@ from tests.system.stock_vllm import (
     wait_ready,
 )
 
-RANK, ALPHA = 8, 64
-TARGETS = ("q_proj", "v_proj")
-
 pytestmark = [
     pytest.mark.skipif(
         not os.environ.get(SWITCH) or not (FOLDER / ".ready").is_file(),
@@ -34,25 +28,6 @@ pytestmark = [
     ),
     pytest.mark.timeout(2 * START_SECONDS),
 ]
-
-
-def make_adapter(model: Path, adapter: Path, merged: Path) -> None:
-    """Random weights of an adapter, and a copy of the model to which they are added."""
-    shutil.copytree(model, merged)
-    weights, lora = load_file(merged / "model.safetensors"), {}
-    draw = torch.Generator().manual_seed(5)
-    for name in [name for name in weights if name.split(".")[-2] in TARGETS]:
-        rows, columns = weights[name].shape
-        a = torch.randn(RANK, columns, generator=draw) / columns**0.5
-        b = torch.randn(rows, RANK, generator=draw) / RANK**0.5
-        path = f"base_model.model.{name.removesuffix('.weight')}"
-        lora |= {f"{path}.lora_A.weight": a, f"{path}.lora_B.weight": b}
-        weights[name] = weights[name] + ALPHA / RANK * (b @ a)
-    save_file(weights, merged / "model.safetensors", {"format": "pt"})
-    adapter.mkdir()
-    save_file(lora, adapter / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": [*TARGETS]}
-    (adapter / "adapter_config.json").write_text(json.dumps(config))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +39,7 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folders(tmp_path_factory: pytest.TempPathFactory, wide_model: Path) -> tuple[Path, Path]:
     """The adapter, and the merged model."""
     folder = tmp_path_factory.mktemp("adapters")
-    make_adapter(wide_model, folder / "sql", folder / "merged")
+    make_adapter(wide_model, folder / "sql", merged=folder / "merged")
     return folder / "sql", folder / "merged"
 
 

@@ -144,7 +144,9 @@ class ModelSpec(SpecSection):
         Field(max_length=MAX_ADAPTERS),
         Crd(list_type="map", list_map_keys=["name"]),
     ] = ()
-    """LoRA adapters that engine.type vllm loads with the model; by default there are none."""
+    """LoRA adapters that the engine loads with the model; not for engine.type: sglang. By default
+    there are none.
+    """
 
     RULES = (
         Rule(

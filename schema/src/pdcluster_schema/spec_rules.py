@@ -23,7 +23,7 @@ from pdcluster_schema.routing import PREFILL_PARTS
 from pdcluster_schema.section import Cel, Rule
 from pdcluster_schema.sections import COMPUTING, ROLES
 from pdcluster_schema.service import discovery_rules
-from pdcluster_schema.stock_engine import PDCLUSTER_ONLY, STOCK_ONLY, VLLM
+from pdcluster_schema.stock_engine import PDCLUSTER_ONLY, SGLANG, STOCK_ONLY
 from pdcluster_schema.stock_rules import front_end_rules, sglang_rules, stock_rules
 from pdcluster_schema.values import is_label
 from pdcluster_schema.workload import (
@@ -222,10 +222,10 @@ def _one_role_rules() -> Iterator[Rule]:
     )
     yield Rule(
         cel="size(self.model.?adapters.orValue([])) == 0 || "
-        "self.?engine.?type.orValue('pdcluster') == 'vllm'",
-        holds=lambda spec: not spec.model.adapters or spec.engine.type == VLLM,
-        reason="are for engine.type: vllm alone",
-        fix="set engine.type: vllm, or leave them out",
+        f"self.?engine.?type.orValue('pdcluster') != '{SGLANG}'",
+        holds=lambda spec: not spec.model.adapters or spec.engine.type != SGLANG,
+        reason="are not for engine.type: sglang",
+        fix="set another engine.type, or leave them out",
         at="model.adapters",
     )
     yield Rule(

@@ -292,6 +292,22 @@ def test_the_front_end_of_an_engine_is_a_stock_engine_s(tmp_path: Path) -> None:
         load_worker_config(write(tmp_path, own))
 
 
+@pytest.mark.parametrize(
+    ("role", "fields", "reason"),
+    [
+        ("decode", "adapters: [sql, fr], adapterPaths: {sql: /sql}", "has sql, and .*, fr, sql: "),
+        ("decode", "adapterPaths: {sql: /sql}", "has sql, and needs .*, none: give these alone"),
+        ("router", "adapters: [sql], adapterPaths: {sql: /sql}", "has sql, and needs .*, none: "),
+    ],
+)
+def test_an_engine_of_ours_needs_the_folder_of_each_adapter(
+    tmp_path: Path, role: str, fields: str, reason: str
+) -> None:
+    text = MINIMUM.replace("path: /models/m", f"path: /models/m, {fields}")
+    with pytest.raises(ConfigError, match=rf"model\.adapterPaths {reason}"):
+        load_worker_config(write(tmp_path, text.replace("role: decode", f"role: {role}")))
+
+
 DELAYER, DRAFTS = "engine: {prefillDelayer: {}}", "engine: {speculation: {}}"
 
 

@@ -67,6 +67,7 @@ class Model:
         max_batched_tokens: int = 64,
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
+        adapters: dict[str, str] | None = None,
     ) -> None:
         settings = EngineConfig(
             block_size=BLOCK_SIZE,
@@ -80,7 +81,7 @@ class Model:
             pipeline_parallel_size=pipeline_parallel_size,
         )
         self.runner, self.cache, self.info = open_runner(
-            ModelConfig("tiny", str(folder), dtype), settings
+            ModelConfig("tiny", str(folder), dtype, adapter_paths=adapters or {}), settings
         )
         self._limits = StepLimits.of(settings, self.info.max_model_len)
 
@@ -217,6 +218,7 @@ class Engine:
                 max_model_len=max_model_len or model.info.max_model_len,
                 scheduler=scheduler,
                 speculation=None if drafter is None else SpeculationSettings(adaptive=False),
+                adapters=frozenset(model.info.adapters),
             ),
             self.runner,
             transport,

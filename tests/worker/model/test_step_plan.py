@@ -19,9 +19,13 @@ from pdcluster_worker.model.step_plan import (
 SIZE = 4
 
 
-def scheduled(name, num_tokens, computed, count, table=(7, 3, 5, 1)):
+def scheduled(name, num_tokens, computed, count, table=(7, 3, 5, 1), adapter=""):
     request = EngineRequest(
-        name, list(range(100, 100 + num_tokens)), num_tokens, SamplingParams(max_tokens=9, seed=0)
+        name,
+        list(range(100, 100 + num_tokens)),
+        num_tokens,
+        SamplingParams(max_tokens=9, seed=0),
+        adapter=adapter,
     )
     request.num_computed_tokens = computed
     request.block_table = list(table)
@@ -70,6 +74,18 @@ def test_decodes_come_first_among_the_sequences_wherever_their_rows_are(planner)
     assert plan.lengths.tolist() == [1, 3, 2]
     assert plan.contexts.tolist() == [6, 5, 2]
     assert [table_of(plan, sequence) for sequence in range(3)] == [[7, 3], [7, 3], [7]]
+
+
+def test_rows_of_an_adapter_are_together_wherever_they_are():
+    limits = StepLimits(40, 4, longest=6 * SIZE, block_size=SIZE)
+    planner = StepPlanner(limits, adapters=["sql", "fr"])
+    items = [("a", 6, 5, 1, "fr"), ("b", 9, 2, 3, ""), ("c", 3, 0, 3, "sql"), ("d", 4, 3, 1, "fr")]
+    batch = [scheduled(*sizes, adapter=adapter) for *sizes, adapter in items]
+    plan = planner.plan(Batch(tuple(batch)))
+    assert plan.adapter_rows.tolist() == [4, 5, 6, 0, 7]
+    assert plan.adapter_runs.tolist() == [[0, 3], [1, 2]]
+    plain = planner.plan(Batch((batch[1],)))
+    assert (len(plain.adapter_rows), len(plain.adapter_runs)) == (0, 0)
 
 
 def test_table_that_has_grown_is_extended(planner):

@@ -37,6 +37,7 @@ from pdcluster_api.manifests.vllm import (
 )
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.model import ModelSpec
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_schema.ports import GRPC_PORT, HEAD_PORT, HTTP_PORT, KV_PORT, PICKER_PORT
 from pdcluster_schema.revision import revision_of
@@ -199,13 +200,28 @@ def engine_file(
             "name": model.name,
             "path": site.model_path,
             **model.model_dump(include=_OF_MODEL, by_alias=True, exclude_defaults=True),
-            **({"adapters": [each.name for each in model.adapters]} if model.adapters else {}),
+            **_adapters(cluster, role),
         },
         "engine": _engine_section(cluster, role, pool, engine, site),
         "discovery": discovery,
         "tls": {"ca": site.ca, "certificate": site.certificate, "key": site.key},
         "listen": _changed(site, _LISTEN),
     }
+
+
+def _adapters(cluster: PDCluster, role: str) -> dict[str, Any]:
+    """Names, which every worker knows, and the folders where our own engine loads them."""
+    model = cluster.spec.model
+    if not model.adapters:
+        return {}
+    names = [each.name for each in model.adapters]
+    if role in ENGINELESS or cluster.spec.engine.is_stock:
+        return {"adapters": names}
+    return {"adapters": names, "adapterPaths": _adapter_paths(model)}
+
+
+def _adapter_paths(model: ModelSpec) -> dict[str, str]:
+    return {each.name: adapter_path(model, each) for each in model.adapters}
 
 
 def policy_file(cluster: PDCluster) -> dict[str, Any]:
@@ -262,7 +278,7 @@ def _engine_section(
         vllm["taggedVersion"] = version
     if cluster.spec.model.adapters and role not in ENGINELESS:
         model = cluster.spec.model
-        vllm["adapters"] = {each.name: adapter_path(model, each) for each in model.adapters}
+        vllm["adapters"] = _adapter_paths(model)
         if (rank := max_lora_rank(engine.args or ())) is not None:
             vllm["maxLoraRank"] = rank
     if site.vllm.is_process:

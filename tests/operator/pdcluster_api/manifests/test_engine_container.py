@@ -161,3 +161,4 @@ def test_adapters_are_loaded_with_the_model_and_known_to_every_worker() -> None:
         for name in ("sql", "fr")
     ]
     assert engine_of(change)["model"]["adapters"] == ["sql", "fr"]
+    assert "adapterPaths" not in engine_of(change)["model"]

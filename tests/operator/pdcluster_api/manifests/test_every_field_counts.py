@@ -44,10 +44,8 @@ SERVED = at(
     [{"type": "host", "size": "1Gi"}, {"type": "shared", "url": "redis://kv:6379"}],
 )
 STOCK = vllm(env=[{"name": "A", "value": "1"}])
-ADAPTED = both(vllm(), at("spec.model.adapters", [{"name": "sql", "path": "/sql"}]))
-OF_HUB = both(
-    vllm(), at("spec.model.adapters", [{"name": "sql", "huggingFace": {"repo": "org/sql"}}])
-)
+ADAPTED = at("spec.model.adapters", [{"name": "sql", "path": "/sql"}])
+OF_HUB = at("spec.model.adapters", [{"name": "sql", "huggingFace": {"repo": "org/sql"}}])
 OFFLOADED = both(
     at("spec.roles.prefill.pools.0.gpu", "H100"),
     at("spec.roles.decode.pools.0.gpu", "H100"),

@@ -112,3 +112,21 @@ def test_workers_that_compute_download_adapters_of_the_hub_with_any_model() -> N
     router = pod_of(*changes, role="router")["spec"]
     assert "initContainers" not in router
     assert "adapters" not in by_name(router["volumes"])
+
+
+def test_our_own_engine_has_the_folders_of_adapters_and_a_router_their_names() -> None:
+    hub = {"repo": "org/sql", "revision": "v1"}
+    adapters = [{"name": "own", "path": "lora/own"}, {"name": "sql", "huggingFace": hub}]
+    claim = {"name": "m", "path": "llama", "pvc": {"claimName": "models"}, "adapters": adapters}
+    changes = (
+        at("spec.model", claim),
+        at("spec.roles.router.pools", [{"name": "cpu", "replicas": 1}]),
+    )
+    paths = {"own": "/models/lora/own", "sql": "/adapters/org--sql--v1"}
+    for role in ("prefill", "decode", "router"):
+        model = engine_of(*changes, role=role)["model"]
+        assert model["adapters"] == [*paths]
+        assert model.get("adapterPaths") == (None if role == "router" else paths)
+    pod = pod_of(*changes, role="decode")["spec"]
+    assert [each["name"] for each in pod["initContainers"]] == ["fetch-adapter-1"]
+    assert by_name(pod["containers"][0]["volumeMounts"])["adapters"]["readOnly"]

@@ -89,6 +89,18 @@ def test_graph_computes_decodes_of_its_size_alone() -> None:
     assert graph_for(mixed, {len(mixed.token_ids)}) is None
 
 
+def test_a_step_with_adapters_has_its_rows_on_the_device_and_no_graph() -> None:
+    plan = replace(
+        cases.make_step(DECODES).plan,
+        adapter_rows=torch.tensor([1, 0]),
+        adapter_runs=torch.tensor([[0, 1], [2, 1]], dtype=torch.int32),
+    )
+    placed = make_copy().place(plan)
+    assert torch.equal(placed.adapter_rows, plan.adapter_rows)
+    assert placed.adapter_runs is plan.adapter_runs
+    assert graph_for(plan, {8, 4}) is None
+
+
 def test_example_plan_has_the_places_of_a_padded_one() -> None:
     """Plan that a graph is captured with, and the one it is run with."""
     copy = make_copy()

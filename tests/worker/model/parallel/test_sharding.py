@@ -16,10 +16,12 @@ from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.decoder_loader import split_inputs, split_outputs, split_vocabulary
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.memory import attach, reserve_shared
+from pdcluster_worker.model.ops.adapters import adapter_rows
 from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.parallel.control import PlanSlots
 from pdcluster_worker.model.rank_layout import ParallelRank, check_divides
 from pdcluster_worker.model.step_plan import (
+    NO_ADAPTER,
     NO_SLOT,
     StepLimits,
     StepPlan,
@@ -116,6 +118,7 @@ def test_more_stages_than_layers_are_refused_with_the_numbers() -> None:
         check_divides(ParallelRank(1, 4), SHAPE, 64, 3)
 
 
+ADAPTERS = ("sql", "fr", "law")
 LIMITS = StepLimits(max_tokens=72, max_sequences=6, longest=64, block_size=4)
 
 
@@ -135,15 +138,17 @@ def plans(draw: st.DrawFn) -> StepPlan:
             known,
             SamplingParams(max_tokens=1, seed=0),
             block_table=table,
+            adapter=draw(st.sampled_from(["", "", *ADAPTERS])),
         )
         request.num_computed_tokens = computed
         items.append(Scheduled.of(request, count))
-    return StepPlanner(LIMITS).plan(Batch(tuple(items)))
+    return StepPlanner(LIMITS, adapters=ADAPTERS).plan(Batch(tuple(items)))
 
 
 def rows_of(plan: StepPlan) -> list[tuple[int, ...]]:
-    """Inputs of each row: token, position, slot, blocks and whether it is sampled."""
+    """Inputs of each row: token, position, slot, blocks, its adapter and whether it is sampled."""
     found = []
+    adapters = adapters_of(plan)
     for first, length, context, table_row in zip(
         plan.firsts, plan.lengths, plan.contexts, plan.table_rows, strict=True
     ):
@@ -159,10 +164,18 @@ def rows_of(plan: StepPlan) -> list[tuple[int, ...]]:
                     int(plan.slots[row]),
                     seen,
                     *blocks,
+                    adapters.get(row, NO_ADAPTER),
                     sampled,
                 )
             )
     return sorted(found)
+
+
+def adapters_of(plan: StepPlan) -> dict[int, int]:
+    found = {int(row): at for at, rows in adapter_rows(plan) for row in rows}
+    assert len(found) == len(plan.adapter_rows)
+    assert len({at for at, _ in plan.adapter_runs.tolist()}) == len(plan.adapter_runs)
+    return found
 
 
 @given(plans(), st.integers(1, 4))

@@ -1,7 +1,7 @@
 """The engine file, immutable for a revision, and the worker's identity."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -42,6 +42,8 @@ class ModelConfig(Section, frozen=True):
     reasoning_parser: ReasoningParserName = "auto"
     frontend: Literal["pdcluster", "engine"] = "pdcluster"  # engine = of a stock engine
     adapters: tuple[str, ...] = ()  # LoRA adapters that clients may call in place of the model
+    # their folders, by name, where our own engine computes
+    adapter_paths: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -120,10 +122,22 @@ class WorkerConfig(Section, frozen=True):
         is_other = self.engine.type != "vllm" and self.role not in ENGINELESS
         if self.model.frontend == "engine" and is_other:
             raise ValueError("model.frontend: engine is for engine.type: vllm: leave it out")
+        computes = self.engine.type == "pdcluster" and self.role not in ENGINELESS
+        needed = set(self.model.adapters) if computes else set()
+        if needed != self.model.adapter_paths.keys():
+            raise ValueError(
+                f"model.adapterPaths has {_names(self.model.adapter_paths)}, and needs the folder "
+                f"of each adapter that this worker's own engine loads, {_names(needed)}: give "
+                "these alone"
+            )
         if self.role in ENGINELESS and self.gpu != NO_ACCELERATOR:
             raise ValueError(
                 f"gpu: {self.gpu} is not for a {self.role}, which has no engine: remove it"
             )
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
 
 
 class Identity(msgspec.Struct, frozen=True):

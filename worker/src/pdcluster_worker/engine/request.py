@@ -61,6 +61,7 @@ class EngineRequest:
     # Chained hashes of the full blocks of `tokens`, grown as they fill.
     block_hashes: list[bytes] = field(default_factory=list)
     cache_salt: bytes = b""
+    adapter: str = ""  # that computes it; "" = the model alone
     tenant: str = ""
     verify_transfer: bool = False
     scheduled_seconds: float | None = None  # of the engine's clock: when it first got a slot here
@@ -83,6 +84,7 @@ class EngineRequest:
             group=spec.group,
             target=target,
             cache_salt=spec.cache_salt,
+            adapter=spec.adapter,
             tenant=spec.tenant,
             verify_transfer=spec.verify_transfer,
         )

@@ -130,6 +130,7 @@ class EngineSettings:
     # block more than `num_blocks`, the null block.
     window: int | None = None
     speculation: SpeculationSettings | None = None  # None = nothing is drafted
+    adapters: frozenset[str] = frozenset()  # names of the model's LoRA adapters
 
     @property
     def null_block(self) -> int:

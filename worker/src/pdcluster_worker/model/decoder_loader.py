@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch.nn import functional
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.decoder import Decoder, DecoderWeights
 from pdcluster_worker.model.loading.checkpoint import EMBEDDING, NORM, Checkpoint, Linear
+from pdcluster_worker.model.ops.adapters import Adapted, LayerAdapters, LowRank
 from pdcluster_worker.model.ops.cpu import CpuOperations
 from pdcluster_worker.model.ops.kernel_arguments import KINDS
 from pdcluster_worker.model.ops.kernel_object import Kernels, find_kernels, requested_level
@@ -153,6 +155,38 @@ def _layer(checkpoint: Checkpoint, index: int, operations: Operations, rank: Par
         down=inputs("mlp.down_proj"),
         rotates=architecture.rotates[index],
         window=architecture.windows[index],
+        adapted=_adapters(checkpoint, path, operations, rank) if checkpoint.adapters else None,
+    )
+
+
+def _adapters(
+    checkpoint: Checkpoint, path: str, operations: Operations, rank: ParallelRank
+) -> LayerAdapters:
+    """The rank's part: its rows of B where outputs are divided, else its columns of A."""
+
+    def outputs(*names: str) -> Adapted:
+        parts: list[list[LowRank | None]] = [[] for _ in checkpoint.adapters]
+        first = 0
+        for name in names:
+            share = rank.share(len(checkpoint.linear(f"{path}.{name}").weight))
+            for adapter, own in zip(checkpoint.adapters, parts, strict=True):
+                part = adapter.parts.get(f"{path}.{name}")
+                own.append(part and replace(part, b=part.b[share], first=first))
+            first += share.stop - share.start
+        return operations.pack_adapters(parts, first)
+
+    def inputs(name: str) -> Adapted:
+        columns, depth = checkpoint.linear(f"{path}.{name}").weight.shape
+        share = rank.share(depth)
+        found = [adapter.parts.get(f"{path}.{name}") for adapter in checkpoint.adapters]
+        parts = [[part and replace(part, a=part.a[:, share])] for part in found]
+        return operations.pack_adapters(parts, columns)
+
+    return LayerAdapters(
+        qkv=outputs("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        out=inputs("self_attn.o_proj"),
+        gate_up=outputs("mlp.gate_proj", "mlp.up_proj"),
+        down=inputs("mlp.down_proj"),
     )
 
 

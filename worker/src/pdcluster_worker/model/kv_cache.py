@@ -35,16 +35,19 @@ def open_cache(
     vocab_size: int,
     weight_bytes: int,
     *,
+    adapter_bytes: int = 0,
     drafts_for: EngineConfig | None = None,
 ) -> "KVCache | DeviceKVCache":
     """Raises ModelError where it does not fit.
 
+    adapter_bytes: of the weights, for the message.
     drafts_for: the engine that this draft model is for; None = not a draft model.
     """
     cache: KVCache | DeviceKVCache
     if device.type == "cpu":
         num_blocks = blocks_that_fit(geometry, engine, drafts_for)
-        check_memory(weight_bytes, num_blocks * block_num_bytes(geometry), engine, memory_limit())
+        kv_bytes = num_blocks * block_num_bytes(geometry)
+        check_memory(weight_bytes, kv_bytes, engine, memory_limit(), adapter_bytes=adapter_bytes)
         cache = KVCache(geometry, num_blocks)
     else:
         total, taken = device_memory(engine, device)

@@ -133,21 +133,31 @@ def logits_bytes(engine: EngineConfig, vocab_size: int) -> int:
     return 4 * vocab_size * num_rows + device_chunk_bytes(vocab_size * max(most, MOST_ROWS))
 
 
-def check_memory(weight_bytes: int, kv_bytes: int, engine: EngineConfig, limit: int | None) -> None:
+def check_memory(
+    weight_bytes: int,
+    kv_bytes: int,
+    engine: EngineConfig,
+    limit: int | None,
+    *,
+    adapter_bytes: int = 0,
+) -> None:
     """Refuse what the kernel would kill later: pages are only taken when they are used.
 
-    limit: memory of the container or the machine; None = unknown.  Raises ModelError.
+    limit: memory of the container or the machine; None = unknown.  adapter_bytes: of the weights.
+    Raises ModelError.
     """
     needed = (weight_bytes + kv_bytes + engine.host_tier_bytes) * engine.data_parallel_size
     if limit is not None and needed > limit:
         each = f" for each of {engine.data_parallel_size} engines"
         field = "numBlocks" if engine.num_blocks else "kvCacheMemory"
         tier = f", {engine.host_tier_bytes} of engine.kvTiers" if engine.host_tier_bytes else ""
+        adapters = f" ({adapter_bytes} of adapters)" if adapter_bytes else ""
+        fewer = ", leave some of model.adapters out" if adapter_bytes else ""
         raise ModelError(
-            f"{weight_bytes} bytes of weights{tier} and {kv_bytes} of KV blocks"
+            f"{weight_bytes} bytes of weights{adapters}{tier} and {kv_bytes} of KV blocks"
             f"{each if engine.data_parallel_size > 1 else ''} do not fit into the memory of this "
-            f"worker, {limit} bytes: lower engine.{field}, or give it more (in a cluster: the "
-            "memory limit of its role's resources)"
+            f"worker, {limit} bytes: lower engine.{field}{fewer}, or give it more (in a cluster: "
+            "the memory limit of its role's resources)"
         )
 
 

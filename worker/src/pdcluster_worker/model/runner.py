@@ -128,7 +128,8 @@ class Runner:
         self._max_tokens = limits.max_tokens
         # A plan is read until its step has ended: each step in flight has a planner's arrays.
         self._planners = deque(
-            _planner(limits, pads=forward.operations.pads_rows) for _ in range(self.depth)
+            _planner(limits, info.adapters, pads=forward.operations.pads_rows)
+            for _ in range(self.depth)
         )
         self.grammars = GrammarCache(info.vocab_size)
         self._masks = MaskMaker(self.grammars, info.vocab_size)
@@ -280,10 +281,10 @@ def share_threads(cores: SharedCores | None, runners: Sequence[Runner]) -> StepT
     return threads
 
 
-def _planner(limits: StepLimits, *, pads: bool) -> StepPlanner:
+def _planner(limits: StepLimits, adapters: Sequence[str], *, pads: bool) -> StepPlanner:
     """Raises ModelError where its arrays do not fit into memory."""
     try:
-        return StepPlanner(limits, pads=pads)
+        return StepPlanner(limits, pads=pads, adapters=adapters)
     except MemoryError as e:
         raise ModelError(
             f"no memory for the arrays of a step ({e}): engine.maxBatchedTokens is "

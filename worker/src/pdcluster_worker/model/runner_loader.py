@@ -18,6 +18,7 @@ from pdcluster_worker.model.decoder_loader import make_operations, open_decoder
 from pdcluster_worker.model.generic import Generic, pack_linears
 from pdcluster_worker.model.kv_cache import DeviceKVCache, KVCache, open_cache
 from pdcluster_worker.model.kv_size import fit_length, stored_kv
+from pdcluster_worker.model.loading.adapter import with_adapters
 from pdcluster_worker.model.loading.loader import LoadedModel, ModelInfo, load_model
 from pdcluster_worker.model.memory import release_library_pages
 from pdcluster_worker.model.parallel.ranks import OnDeath, RankProcesses, rank_threads
@@ -106,6 +107,7 @@ def _open(
         threads=engine.threads if ranks is None else rank_threads(engine),
         kv_dtype=engine.kv_cache_dtype,
     )
+    loaded = with_adapters(loaded, model.adapter_paths)
     try:
         runner, cache = (
             _make(loaded, engine, device, drafts_for)
@@ -138,6 +140,7 @@ def _make(
         torch.device(device),
         vocab_size=loaded.info.vocab_size,
         weight_bytes=loaded.weight_bytes,
+        adapter_bytes=loaded.adapter_bytes,
         drafts_for=drafts_for,
     )
     info = fit_length(loaded.info, cache.num_blocks, engine, drafts_for)

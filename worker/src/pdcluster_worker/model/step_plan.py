@@ -18,6 +18,8 @@ from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.engine.request import Batch, Scheduled
 
 NO_SLOT = -1  # of a padding row
+NO_ADAPTER = -1  # of a row that the model alone computes
+NO_ROWS, NO_RUNS = torch.empty(0, dtype=torch.int64), torch.empty(0, 2, dtype=torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class StepPlan:
     table_rows: Tensor  # [S] int32, row in `tables`
     tables: Tensor  # [rows, blocks] int32 block ids; stale beyond a context
     sample_at: Tensor  # [R] int64, rows whose logits are needed, in batch order
+    adapter_rows: Tensor = NO_ROWS  # [A] int64, rows of LoRA adapters, one adapter's together
+    adapter_runs: Tensor = NO_RUNS  # [G, 2] int32 on the CPU: an adapter and its number of rows
 
 
 def padded_rows(num_tokens: int) -> int:
@@ -86,7 +90,8 @@ class StepLimits:
     @property
     def plan_bytes(self) -> int:
         """Bytes of the largest plan in one piece of memory; each row may be sampled."""
-        return PlanSizes(0, 0, 0, self.rows, self.sequences, self.rows, self.blocks).num_bytes
+        most = self.rows
+        return PlanSizes(0, 0, 0, most, self.sequences, most, self.blocks, most, most).num_bytes
 
 
 class PlanSizes(NamedTuple):
@@ -99,12 +104,15 @@ class PlanSizes(NamedTuple):
     num_sequences: int
     num_samples: int
     width: int  # blocks of each table
+    num_adapter_rows: int
+    num_adapter_runs: int
 
     @property
     def num_bytes(self) -> int:
         """Whole 8-byte words, so that another plan may follow."""
-        narrow = (4 + self.width) * self.num_sequences
-        return 8 * (3 * self.num_rows + self.num_samples + (narrow + 1) // 2)
+        narrow = (4 + self.width) * self.num_sequences + 2 * self.num_adapter_runs
+        wide = 3 * self.num_rows + self.num_samples + self.num_adapter_rows
+        return 8 * (wide + (narrow + 1) // 2)
 
     def arrays(self, memory: Tensor) -> dict[str, Tensor]:
         """Views by name.  memory: `num_bytes` uint8."""
@@ -112,10 +120,9 @@ class PlanSizes(NamedTuple):
         wide = dict.fromkeys(("token_ids", "positions", "slots"), rows)
         narrow = dict.fromkeys(("firsts", "lengths", "contexts", "table_rows"), sequences)
         found, start = dict[str, Tensor](), 0
-        for dtype, counts in (
-            (torch.int64, {**wide, "sample_at": self.num_samples}),
-            (torch.int32, {**narrow, "tables": sequences * self.width}),
-        ):
+        wide |= {"sample_at": self.num_samples, "adapter_rows": self.num_adapter_rows}
+        narrow |= {"adapter_runs": 2 * self.num_adapter_runs, "tables": sequences * self.width}
+        for dtype, counts in ((torch.int64, wide), (torch.int32, narrow)):
             for name, count in counts.items():
                 end = start + count * dtype.itemsize
                 found[name] = memory[start:end].view(dtype)
@@ -126,15 +133,18 @@ class PlanSizes(NamedTuple):
 def write_plan(plan: StepPlan, memory: Tensor, block_size: int) -> PlanSizes:
     """Copy a plan on the host into `memory`, uint8, also on the host."""
     width = -(-plan.longest // block_size)
-    counts = len(plan.token_ids), len(plan.firsts), len(plan.sample_at)
-    sizes = PlanSizes(plan.num_tokens, plan.num_decodes, plan.longest, *counts, width)
+    sizes = PlanSizes(
+        *(plan.num_tokens, plan.num_decodes, plan.longest),
+        *(len(plan.token_ids), len(plan.firsts), len(plan.sample_at), width),
+        *(len(plan.adapter_rows), len(plan.adapter_runs)),
+    )
     arrays = {name: array.numpy() for name, array in sizes.arrays(memory).items()}
     tables = arrays.pop("tables").reshape(-1, width)
     rows = plan.table_rows.numpy()
     np.take(plan.tables[:, :width].numpy(), rows, axis=0, out=tables, mode="clip")
     arrays.pop("table_rows")[:] = np.arange(len(rows), dtype=np.int32) * width
     for name, array in arrays.items():
-        array[:] = getattr(plan, name).numpy()
+        array[:] = getattr(plan, name).numpy().reshape(-1)
     return sizes
 
 
@@ -146,6 +156,7 @@ def read_plan(memory: Tensor, sizes: PlanSizes) -> StepPlan:
     arrays = sizes.arrays(memory)
     num_tables = (sizes.num_sequences - 1) * sizes.width + 1
     arrays["tables"] = arrays["tables"].as_strided((num_tables, sizes.width), (1, 1))
+    arrays["adapter_runs"] = arrays["adapter_runs"].view(sizes.num_adapter_runs, 2)
     return StepPlan(sizes.num_tokens, sizes.num_decodes, sizes.longest, **arrays)
 
 
@@ -159,11 +170,14 @@ class _TableRow:
 
 
 class StepPlanner:
-    """Keeps its arrays and the block tables of recent requests."""
+    """Keeps its arrays and the block tables of recent requests.  adapters: in their order."""
 
-    def __init__(self, limits: StepLimits, *, pads: bool = True) -> None:
+    def __init__(
+        self, limits: StepLimits, *, pads: bool = True, adapters: Sequence[str] = ()
+    ) -> None:
         self._size = limits.block_size
         self._pads = pads
+        self._adapters = {name: index for index, name in enumerate(adapters)}
         rows, sequences = padded_rows(limits.max_tokens), limits.max_sequences
         self._rows = np.zeros((3, rows), np.int64)
         self._sequences = np.zeros((4, max(sequences, limits.max_decode_rows)), np.int32)
@@ -195,7 +209,16 @@ class StepPlanner:
         slots[:row] = self._tables[entries, blocks].astype(np.int64) * size + offsets
         padded = padded_rows(row) if self._pads else row
         token_ids[row:padded], positions[row:padded], slots[row:padded] = 0, 0, NO_SLOT
-        return self._finish(items, table_rows, firsts, row, padded)
+        plan = self._finish(items, table_rows, firsts, row, padded)
+        if not self._adapters or not any(item.request.adapter for item in items):
+            return plan
+        return _with_adapters(plan, self._adapters_of(items))
+
+    def _adapters_of(self, items: Sequence[Scheduled]) -> NDArray[np.int32]:
+        """The adapter of each row; NO_ADAPTER = none."""
+        names = [item.request.adapter for item in items]
+        found = [self._adapters[name] if name else NO_ADAPTER for name in names]
+        return np.repeat(np.array(found, np.int32), [item.num_tokens for item in items])
 
     def forget(self, request_id: str) -> None:
         entry = self._entries.pop(request_id, None)
@@ -272,6 +295,15 @@ class StepPlanner:
         return self._free.pop()
 
 
+def _with_adapters(plan: StepPlan, adapters: NDArray[np.int32]) -> StepPlan:
+    """adapters: of each row; NO_ADAPTER = none."""
+    rows = np.flatnonzero(adapters != NO_ADAPTER)
+    rows = rows[np.argsort(adapters[rows], kind="stable")]
+    found, counts = np.unique(adapters[rows], return_counts=True)
+    runs = np.stack((found, counts), axis=1).astype(np.int32)
+    return replace(plan, adapter_rows=torch.from_numpy(rows), adapter_runs=torch.from_numpy(runs))
+
+
 def plan_parts(plan: StepPlan, count: int) -> list[StepPlan]:
     """At most `count` plans, of about equally many rows each; a cut may split a sequence."""
     count = min(count, plan.num_tokens)
@@ -291,7 +323,7 @@ def _part(plan: StepPlan, first: int, last: int) -> StepPlan:
     order = inside[np.argsort(lengths[inside] > 1, kind="stable")]  # decodes first
     samples = plan.sample_at[(plan.sample_at >= first) & (plan.sample_at < last)] - first
     rows = padded_rows(last - first)
-    return replace(
+    part = replace(
         plan,
         num_tokens=last - first,
         num_decodes=int((lengths[inside] == 1).sum()),
@@ -305,6 +337,11 @@ def _part(plan: StepPlan, first: int, last: int) -> StepPlan:
         table_rows=_narrow(plan.table_rows.numpy()[order]),
         sample_at=samples,
     )
+    if not len(plan.adapter_runs):
+        return part
+    adapters = np.full(plan.num_tokens, NO_ADAPTER, np.int32)
+    adapters[plan.adapter_rows.numpy()] = np.repeat(*plan.adapter_runs.numpy().T)
+    return _with_adapters(part, adapters[first:last])
 
 
 def _rows(values: Tensor, num_rows: int, padding: int) -> Tensor:

@@ -24,7 +24,7 @@ def mismatch(mine: Hello, theirs: Hello) -> tuple[str, str] | None:
     if moves_kv and mine.weights != theirs.weights:
         return "weights", (
             f"weights fingerprint is {mine.weights} here and {theirs.weights} at the peer; load "
-            "the same model files on both workers"
+            "the same model files and adapters on both workers"
         )
     if mine.revision != theirs.revision:
         return "revision", (

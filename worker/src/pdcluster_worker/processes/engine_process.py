@@ -279,6 +279,7 @@ def _settings(config: WorkerConfig, info: ModelInfo, num_blocks: int) -> EngineS
         admission_watermark=engine.admission_watermark,
         window=info.window,
         speculation=engine.drafts,
+        adapters=frozenset(info.adapters),
     )
 
 

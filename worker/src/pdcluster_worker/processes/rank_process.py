@@ -22,6 +22,7 @@ from pdcluster_worker.model.decoder import Decoder
 from pdcluster_worker.model.decoder_loader import open_decoder
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.kv_size import stored_kv
+from pdcluster_worker.model.loading.adapter import with_adapters
 from pdcluster_worker.model.loading.loader import load_model
 from pdcluster_worker.model.memory import attach, release_library_pages
 from pdcluster_worker.model.parallel import control as wire
@@ -59,6 +60,7 @@ class RankProcess:
             threads=setup.threads,
             kv_dtype=setup.engine.kv_cache_dtype,
         )
+        loaded = with_adapters(loaded, setup.model.adapter_paths)
         if loaded.checkpoint is None:
             raise ModelError(loaded.reason)
         self._control.send(wire.DONE)

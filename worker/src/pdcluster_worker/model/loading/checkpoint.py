@@ -16,6 +16,7 @@ from torch import Tensor
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.loading.architecture import Architecture
 from pdcluster_worker.model.loading.support import UnsupportedArchError
+from pdcluster_worker.model.ops.adapters import Adapter
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 
@@ -33,6 +34,7 @@ class Checkpoint:
     architecture: Architecture
     dtype: torch.dtype
     tensors: Mapping[str, Tensor]  # by name, in the files' dtypes
+    adapters: tuple[Adapter, ...] = ()
 
     def linear(self, name: str) -> Linear:
         return Linear(self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))

@@ -37,12 +37,13 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     geometry: KVGeometry
-    weights: str  # fingerprint
+    weights: str  # fingerprint, of the adapters too
     dtype: str  # of computation
     max_model_len: int
     vocab_size: int
     windows: tuple[int | None, ...]  # per layer; None = full attention
     length_note: str = ""  # why max_model_len was lowered
+    adapters: tuple[str, ...] = ()  # names, in their order
 
     @property
     def window(self) -> int | None:
@@ -59,6 +60,7 @@ class LoadedModel:
     checkpoint: Checkpoint | None  # for our decoder
     module: Any = None  # transformers', in eval mode, without a checkpoint
     reason: str = ""  # why our decoder does not run it
+    adapter_bytes: int = 0  # of `weight_bytes`
 
 
 def load_model(

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pdcluster_worker.model.ops.adapter_arguments import PackedAdapters
+from pdcluster_worker.model.ops.adapters import AdapterParts
 from pdcluster_worker.model.ops.kernel_arguments import (
     KINDS,
     HugePages,
@@ -64,6 +66,7 @@ class CpuOperations(Operations):
             library.product,
             library.layers,
         )
+        self._adapt = library.adapt
         self.row_ops = kernel_operations(library)
         self._kind = KINDS[self._cache.dtype]
         self._model = model_arguments(self._cache, shape)
@@ -150,6 +153,21 @@ class CpuOperations(Operations):
             raise _out_of_memory()
         return out
 
+    def pack_adapters(self, parts: AdapterParts, columns: int) -> PackedAdapters:
+        return PackedAdapters(parts, columns)
+
+    def adapt(self, x: Tensor, out: Tensor, plan: StepPlan, adapted: PackedAdapters) -> None:
+        between = _between(plan, adapted.between_elements)
+        if between is not None:
+            self._adapt(
+                self._model_at,
+                self._address_of(plan),
+                adapted.address,
+                x.data_ptr(),
+                out.data_ptr(),
+                between.data_ptr(),
+            )
+
     def run_layers(
         self, hidden: Tensor, plan: StepPlan, layers: Layers, rotation: Rotation
     ) -> None:
@@ -159,12 +177,14 @@ class CpuOperations(Operations):
             super().run_layers(hidden, plan, layers, rotation)
             return
         memory = torch.empty((len(hidden), stack.row_elements), dtype=hidden.dtype)
+        between = _between(plan, stack.between_elements)
         if self._run_layers(
             self._model_at,
             self._address_of(plan),
             stack.address,
             hidden.data_ptr(),
             memory.data_ptr(),
+            None if between is None else between.data_ptr(),
             ctypes.byref(rotation_arguments(rotation)),
         ):
             raise _out_of_memory()
@@ -181,6 +201,12 @@ class CpuOperations(Operations):
             runs_whole = self.group is ALONE and PackedStack.takes(layers)
             self._stack = PackedStack(layers) if runs_whole else None
         return self._stack
+
+
+def _between(plan: StepPlan, elements: int) -> Tensor | None:
+    """Workspace of the adapters of a step; None where they add nothing."""
+    count = len(plan.adapter_rows) * elements
+    return torch.empty(count, dtype=torch.float32) if count else None
 
 
 def _out_of_memory() -> MemoryError:

@@ -47,7 +47,7 @@ class PlanCopy:
         self._device[: sizes.num_bytes].copy_(host[: sizes.num_bytes], non_blocking=True)
         if self._is_cuda:
             self._copied[self._turn].record()
-        return read_plan(self._device, sizes)
+        return replace(read_plan(self._device, sizes), adapter_runs=plan.adapter_runs)
 
 
 def pad_decodes(plan: StepPlan) -> StepPlan:
@@ -70,7 +70,8 @@ def pad_decodes(plan: StepPlan) -> StepPlan:
 def graph_for(plan: StepPlan, captured: Collection[int]) -> int | None:
     """Size of the graph for this plan; None = run eagerly."""
     size = len(plan.token_ids)
-    return size if plan.num_decodes == plan.num_tokens and size in captured else None
+    decodes = plan.num_decodes == plan.num_tokens and not len(plan.adapter_runs)
+    return size if decodes and size in captured else None
 
 
 def example_plan(size: int, longest: int) -> StepPlan:

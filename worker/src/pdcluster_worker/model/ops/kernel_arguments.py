@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pdcluster_worker.model.memory import reserve_private
+from pdcluster_worker.model.ops.adapter_arguments import AdaptedArguments, adapted_arguments
 from pdcluster_worker.model.ops.operations import (
     AttentionShape,
     HeadNorms,
@@ -55,7 +56,9 @@ class ModelArguments(ctypes.Structure):
 class PlanArguments(ctypes.Structure):
     _fields_: ClassVar = [
         *_pointers("slots", "firsts", "lengths", "contexts", "seats", "tables"),
+        *_pointers("adapter_rows", "adapter_runs"),
         *_integers("rows", "num_tokens", "num_sequences", "num_decodes", "table_width"),
+        *_integers("num_runs"),
     ]
 
 
@@ -78,7 +81,7 @@ class LayerArguments(ctypes.Structure):
     _fields_: ClassVar = [
         ("attention_norm", NormArguments),
         ("mlp_norm", NormArguments),
-        *_pointers("qkv", "out", "gate_up", "down", "head_norms"),
+        *_pointers("qkv", "out", "gate_up", "down", "head_norms", "adapted"),
         *_integers("rotates", "window"),
     ]
 
@@ -121,13 +124,17 @@ def model_arguments(cache: StoredKV, shape: AttentionShape) -> ModelArguments:
 
 def plan_arguments(plan: StepPlan) -> PlanArguments:
     """The plan's arrays must outlive the result."""
-    arrays = (plan.slots, plan.firsts, plan.lengths, plan.contexts, plan.table_rows, plan.tables)
+    arrays = (
+        *(plan.slots, plan.firsts, plan.lengths, plan.contexts, plan.table_rows, plan.tables),
+        *(plan.adapter_rows, plan.adapter_runs),
+    )
     sizes = (
         len(plan.slots),
         plan.num_tokens,
         len(plan.firsts),
         plan.num_decodes,
         plan.tables.stride(0),
+        len(plan.adapter_runs),
     )
     return PlanArguments(*(array.data_ptr() for array in arrays), *sizes)
 
@@ -189,9 +196,15 @@ class PackedWeights:
 
 
 class PackedStack:
-    """row_elements: of the call's workspace, per row of a step."""
+    """row_elements: of the call's workspace, per row of a step.
 
-    __slots__ = ("_each", "_head_norms", "_layers", "_stack", "address", "row_elements")
+    between_elements: float32 of another one, per row of an adapter.
+    """
+
+    __slots__ = (
+        *("_adapted", "_each", "_head_norms", "_layers", "_stack"),
+        *("address", "between_elements", "row_elements"),
+    )
 
     def __init__(self, layers: Layers) -> None:
         self._layers = layers  # what the arguments point at, and the head norms
@@ -204,7 +217,13 @@ class PackedStack:
         wide = max(packed.columns for layer in each for packed in (layer.qkv, layer.gate_up))
         half = max(packed.depth for layer in each for packed in (layer.out, layer.down))
         self.row_elements = width + wide + half
-        self._each = (LayerArguments * len(each))(*map(_layer_arguments, each, self._head_norms))
+        self._adapted = [
+            None if layer.adapted is None else adapted_arguments(layer.adapted) for layer in each
+        ]
+        products = [packed for layer in each for packed in layer.adapted or ()]
+        self.between_elements = max((packed.between_elements for packed in products), default=0)
+        arguments = map(_layer_arguments, each, self._head_norms, self._adapted)
+        self._each = (LayerArguments * len(each))(*arguments)
         self._stack = StackArguments(
             ctypes.addressof(self._each),
             len(each),
@@ -226,13 +245,15 @@ class PackedStack:
 
 
 def _layer_arguments(
-    layer: Layer, head_norms: ctypes.Array[NormArguments] | None
+    layer: Layer,
+    head_norms: ctypes.Array[NormArguments] | None,
+    adapted: ctypes.Array[AdaptedArguments] | None,
 ) -> LayerArguments:
     return LayerArguments(
         NormArguments(*norm_fields(layer.attention_norm)),
         NormArguments(*norm_fields(layer.mlp_norm)),
         *(packed.address for packed in (layer.qkv, layer.out, layer.gate_up, layer.down)),
-        None if head_norms is None else ctypes.addressof(head_norms),
+        *(None if each is None else ctypes.addressof(each) for each in (head_norms, adapted)),
         int(layer.rotates),
         layer.window or 0,
     )

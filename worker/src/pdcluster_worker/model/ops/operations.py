@@ -11,6 +11,13 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from pdcluster_worker.model.ops.adapters import (
+    Adapted,
+    AdapterParts,
+    LayerAdapters,
+    add_low_rank,
+    placed,
+)
 from pdcluster_worker.model.ops.stored_kv import StoredKV
 from pdcluster_worker.model.sampling.sampler import RowOperations
 from pdcluster_worker.model.step_plan import StepPlan
@@ -65,6 +72,7 @@ class Layer:
     down: Packed
     rotates: bool = True  # has positions
     window: int | None = None  # tokens; None = full attention
+    adapted: LayerAdapters | None = None  # None = the model has no adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,9 @@ class Group:
 
 
 ALONE = Group()
+
+
+_NOT_ADAPTED = LayerAdapters(None, None, None, None)
 
 
 class Operations(ABC):
@@ -165,6 +176,25 @@ class Operations(ABC):
         the windows of all rows are not read.
         """
 
+    def pack_adapters(self, parts: AdapterParts, columns: int) -> Adapted:
+        """Copy the adapters of one product.  columns: of its output."""
+        return placed(parts, self.place)
+
+    def adapt(self, x: Tensor, out: Tensor, plan: StepPlan, adapted: Adapted) -> None:
+        """Add to `out`, a product of `x`, what adapters make of their rows, in place.
+
+        Other rows are neither read nor written.
+        """
+        add_low_rank(x, out, plan, adapted)
+
+    def _adapted_linear(
+        self, x: Tensor, packed: Packed, plan: StepPlan, adapted: Adapted | None
+    ) -> Tensor:
+        out = self.linear(x, packed)
+        if adapted is not None and len(plan.adapter_runs):
+            self.adapt(x, out, plan, adapted)
+        return out
+
     def run_layers(
         self, hidden: Tensor, plan: StepPlan, layers: Layers, rotation: Rotation
     ) -> None:
@@ -174,14 +204,16 @@ class Operations(ABC):
         """
         x: Tensor | None = None
         for index, layer in enumerate(layers.each):
-            qkv = self.linear(self.add_rms_norm(x, hidden, layer.attention_norm), layer.qkv)
+            adapted = layer.adapted or _NOT_ADAPTED
+            normed = self.add_rms_norm(x, hidden, layer.attention_norm)
+            qkv = self._adapted_linear(normed, layer.qkv, plan, adapted.qkv)
             turn = rotation if layer.rotates else None
             self.rope_store(qkv, plan, index, turn, layer.head_norms)
             attended = self.attend(qkv, plan, index, layer.window)
-            x = self.group.reduce(self.linear(attended, layer.out))
-            gate_up = self.linear(self.add_rms_norm(x, hidden, layer.mlp_norm), layer.gate_up)
-            x = self.group.reduce(
-                self.linear(self.gate_mul(gate_up, layers.activation), layer.down)
-            )
+            x = self.group.reduce(self._adapted_linear(attended, layer.out, plan, adapted.out))
+            normed = self.add_rms_norm(x, hidden, layer.mlp_norm)
+            gate_up = self._adapted_linear(normed, layer.gate_up, plan, adapted.gate_up)
+            gated = self.gate_mul(gate_up, layers.activation)
+            x = self.group.reduce(self._adapted_linear(gated, layer.down, plan, adapted.down))
         assert x is not None, "a stage has layers"
         hidden.add_(x)

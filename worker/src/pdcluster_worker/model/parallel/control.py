@@ -22,7 +22,7 @@ STEP: Final = b"S"
 WARM_UP: Final = b"W"
 MAX_BYTES = 64 << 10  # of one message; a plan's arrays travel by shared memory
 
-_SLOT = struct.Struct("!8I")  # the slot's number, and `PlanSizes`
+_SLOT = struct.Struct("!10I")  # the slot's number, and `PlanSizes`
 
 
 class RankSetup(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from pdcluster_worker.server.http.json_body import Ignored
 from pdcluster_worker.server.schemas.fields import Body, Only
 
 _NO_LOGITS = "what users' code does to logits is not run here: use logit_bias"
-_LORA = "serve the merged model as a PDCluster of its own, and name it in model"
+_LORA = "give the adapter in model.adapters of the PDCluster, and its name in model"
 _ROUTE = "workers are chosen by policy, and pdcluster.prefill may say where the prompt is computed"
 _ONE_CACHE = "the prefix cache finds prompts by their tokens, for as long as there is room"
 _LABEL = "an answer's id is ours; the header x-request-id is in the log"

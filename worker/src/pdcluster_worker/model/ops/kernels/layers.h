@@ -3,6 +3,7 @@
 #ifndef LAYERS_H
 #define LAYERS_H
 
+#include "adapters.h"
 #include "attention.h"
 #include "product.h"
 #include "rows.h"
@@ -12,8 +13,11 @@ typedef struct {
     norm_of attention_norm, mlp_norm;
     const weights_of *qkv, *out, *gate_up, *down;
     const norm_of *head_norms; /* or NULL */
+    const adapted_of *adapted; /* of the four products in their order; or NULL */
     int64_t rotates, window;
 } layer_of;
+
+enum { QKV, OUT, GATE_UP, DOWN };
 
 /* Layers of one width. wide, half: elements of the widest row that products make, and that they take. */
 typedef struct {
@@ -28,6 +32,7 @@ typedef struct {
     const plan_of *plan;
     const rotation_of *rotation;
     char *hidden, *row, *wide, *half;
+    float *between; /* of adapters; NULL in a step without */
     attend_work attention;
     int64_t laid_out, is_out_of_memory, staying; /* staying: threads of the next layer */
 } layers_work;
@@ -42,9 +47,19 @@ static void begin_attention(layers_work *w, int64_t layer, int64_t threads) {
     for (int i = 0; i < 4; i++) w->attention.next[i] = 0;
 }
 
-static void multiply_rows(layers_work *w, const weights_of *weights, const char *x, char *out, place me) {
+/* adapted: of this product; or NULL. */
+static void multiply_rows(layers_work *w, const weights_of *weights, const adapted_of *adapted, const char *x, char *out, place me) {
+    const adapt_work adapting = {(kind)w->model->t, w->plan, adapted, x, out, w->between};
+    if (adapted) shrink_region(&adapting, me);
     product_region(&(product_work){weights, x, out, w->plan->rows});
     wait_for_all(me);
+    if (!adapted) return;
+    grow_region(&adapting, me);
+    wait_for_all(me);
+}
+
+static INLINE const adapted_of *adapted(const layers_work *w, const layer_of *l, int product) {
+    return w->between && l->adapted ? l->adapted + product : NULL;
 }
 
 /* Add what was computed last to `hidden`; `row` becomes its norm. */
@@ -67,7 +82,7 @@ static void attend_layer(layers_work *w, int64_t layer, place me) {
 /* A layer's last product, and whether this thread has a place in the next layer. */
 static int ends_layer(layers_work *w, const layer_of *l, place *me) {
     if (me->number == 0) w->staying = least(me->count, bound_threads());
-    multiply_rows(w, l->down, w->half, w->row, *me);
+    multiply_rows(w, l->down, adapted(w, l, DOWN), w->half, w->row, *me);
     if (me->number >= w->staying) return 0;
     here.count = me->count = w->staying;
     return 1;
@@ -79,11 +94,11 @@ static void layers_region(void *data) {
     for (int64_t layer = 0; layer < w->stack->count && !w->is_out_of_memory; layer++) {
         const layer_of *l = &w->stack->layers[layer];
         norm_hidden(w, &l->attention_norm, !layer, me);
-        multiply_rows(w, l->qkv, w->row, w->wide, me);
+        multiply_rows(w, l->qkv, adapted(w, l, QKV), w->row, w->wide, me);
         attend_layer(w, layer, me);
-        multiply_rows(w, l->out, w->half, w->row, me);
+        multiply_rows(w, l->out, adapted(w, l, OUT), w->half, w->row, me);
         norm_hidden(w, &l->mlp_norm, 0, me);
-        multiply_rows(w, l->gate_up, w->row, w->wide, me);
+        multiply_rows(w, l->gate_up, adapted(w, l, GATE_UP), w->row, w->wide, me);
         gate_region(&(gate_work){(kind)w->model->t, w->wide, w->half, w->plan->rows, l->down->depth, w->stack->is_silu});
         wait_for_all(me);
         if (!ends_layer(w, l, &me)) return;
@@ -92,11 +107,12 @@ static void layers_region(void *data) {
 }
 
 /* Add what the layers compute to hidden [rows, width]; depths are whole steps of 64 bytes.
- * memory: rows * (width + wide + half) elements. Returns 0, or 1 where memory is out. */
-int64_t layers(const model_of *model, const plan_of *plan, const stack_of *stack, void *hidden, char *memory, const rotation_of *rotation) {
+ * memory: rows * (width + wide + half) elements; between: see adapt_work. Returns 0, or 1 where memory is out. */
+int64_t layers(const model_of *model, const plan_of *plan, const stack_of *stack, void *hidden, char *memory, float *between,
+               const rotation_of *rotation) {
     const int64_t rows = plan->rows * bytes_of((kind)model->t);
     char *wide = memory + rows * stack->width, *half = wide + rows * stack->wide;
-    layers_work w = {stack, model, plan, rotation, hidden, memory, wide, half, attention_of(model, plan, wide, half), 0, 0, 0};
+    layers_work w = {stack, model, plan, rotation, hidden, memory, wide, half, between, attention_of(model, plan, wide, half), 0, 0, 0};
     run(layers_region, &w, 1);
     return w.is_out_of_memory;
 }

@@ -13,11 +13,13 @@ typedef struct {
     float scaling;
 } model_of;
 
-/* See StepPlan. */
+/* See StepPlan. adapter_runs: [num_runs] pairs of an adapter and its number of rows. */
 typedef struct {
     const int64_t *slots;
     const int32_t *firsts, *lengths, *contexts, *seats, *tables;
-    int64_t rows, num_tokens, num_sequences, num_decodes, table_width;
+    const int64_t *adapter_rows;
+    const int32_t *adapter_runs;
+    int64_t rows, num_tokens, num_sequences, num_decodes, table_width, num_runs;
 } plan_of;
 
 /* cosine, sine: [rows, half], or NULL for no rotation. */

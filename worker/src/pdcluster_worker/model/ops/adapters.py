@@ -1,0 +1,75 @@
+"""LoRA adapters of products: each adds x A^T B^T, scaled, to its own rows of a step."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pdcluster_worker.model.step_plan import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """An adapter's part in one projection.  first: the projection's column in the product."""
+
+    a: Tensor  # [r, K]
+    b: Tensor  # [N, r]
+    scale: float
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """parts: by projection, such as model.layers.0.self_attn.q_proj."""
+
+    name: str
+    parts: Mapping[str, LowRank]
+    fingerprint: str  # of all that its answers depend on
+
+    @property
+    def num_elements(self) -> int:
+        return sum(part.a.numel() + part.b.numel() for part in self.parts.values())
+
+
+AdapterParts = Sequence[Sequence[LowRank | None]]
+"""Projections of one product, for each adapter in their order; None = it leaves that as it is."""
+
+Adapted = Any  # the adapters of one product, in the implementation's own layout
+
+
+class LayerAdapters(NamedTuple):
+    """The adapters of a layer's products."""
+
+    qkv: Adapted
+    out: Adapted
+    gate_up: Adapted
+    down: Adapted
+
+
+def placed(parts: AdapterParts, place: Callable[[Tensor], Tensor]) -> AdapterParts:
+    """Copies where the operations read them."""
+    return [
+        [part and replace(part, a=place(part.a), b=place(part.b)) for part in each]
+        for each in parts
+    ]
+
+
+def add_low_rank(x: Tensor, out: Tensor, plan: StepPlan, parts: AdapterParts) -> None:
+    """Summed in float32, rounded once."""
+    for index, rows in adapter_rows(plan):
+        chosen = x[rows].float()
+        for part in parts[index]:
+            if part is None:
+                continue
+            added = (chosen @ part.a.float().T * part.scale) @ part.b.float().T
+            columns = out[:, part.first : part.first + len(part.b)]
+            columns[rows] = (columns[rows].float() + added).to(out.dtype)
+
+
+def adapter_rows(plan: StepPlan) -> Iterator[tuple[int, Tensor]]:
+    """Each adapter of a step, and its rows."""
+    runs = plan.adapter_runs.tolist()
+    rows = torch.split(plan.adapter_rows, [count for _, count in runs]) if runs else ()
+    yield from zip((index for index, _ in runs), rows, strict=True)
