@@ -206,4 +206,6 @@ def test_a_tier_of_less_than_two_blocks_is_refused(tmp_path):
         KvTierConfig(type="disk", size=4096, path=str(tmp_path)),
     ):
         with pytest.raises(ModelError, match=rf"{config.type}: size .* holds no two KV blocks of"):
-            open_tiers([config], memory, BlockFacts("w", GEOMETRY, "cpu"), bytearray, lambda: None)
+            open_tiers(
+                [config], memory, BlockFacts("w", GEOMETRY, "cpu", False), bytearray, lambda: None
+            )

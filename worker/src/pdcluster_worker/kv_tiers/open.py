@@ -75,3 +75,4 @@ class BlockFacts(msgspec.Struct, frozen=True):
     weights: str  # fingerprint
     geometry: KVGeometry
     operations: str  # that compute: others differ in the last bits
+    is_invariant: bool  # bits do not depend on the batch that a block was computed in

@@ -229,7 +229,8 @@ def open_kv_tiers(
             "block: leave it out, or set tensorParallelSize and pipelineParallelSize to 1"
         )
     reserve = reserve_pinned if is_cuda else partial(reserve_private, "engine.kvTiers", fix=LOWER)
-    facts = BlockFacts(info.weights, info.geometry, runner.forward.operations.name)
+    operations = runner.forward.operations.name
+    facts = BlockFacts(info.weights, info.geometry, operations, engine.batch_invariant)
     return open_tiers(engine.kv_tiers, memory, facts, reserve, wake)
 
 
