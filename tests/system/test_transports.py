@@ -28,7 +28,7 @@ tests/worker/kv_transfer/test_killed_writers.
 """
 
 PREFILL_TOKENS = 64
-"""Of a step: a prompt is computed long before it is sent, also where cores are taken."""
+"""Tokens of a step: a prompt is computed long before it is sent, also where cores are taken."""
 
 MAX_GROWTH = 4 << 20
 """Bytes of the decode worker's engine for each life; two slots that are not used again."""
