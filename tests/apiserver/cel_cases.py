@@ -7,6 +7,7 @@ in the answers, so a rule without a case fails.
 
 from dataclasses import dataclass
 
+from tests.apiserver.cel_flexible import FLEXIBLE_CASES
 from tests.apiserver.cel_kv_tiers import list_cases
 from tests.apiserver.cel_kv_tiers import role_cases as tier_cases
 from tests.apiserver.cel_scheduling import OBJECT_CASES, Case, scheduling_cases
@@ -402,6 +403,7 @@ RULES: list[Case | Rule] = [
     *AUTOSCALE_RULES,
     *OBJECT_CASES,
     *STOCK_CASES,
+    *FLEXIBLE_CASES,
     *(rule for place in SPECULATING for rule in speculation_rules(place)),
     *(case for place, base in TIERED.items() for case in list_cases(place, base)),
     *(

@@ -1,5 +1,5 @@
-"""Stands in for workers in etcd: pods that have started are registered there, and
-drain on command.
+"""Stands in for workers in etcd: pods that have started are registered there, drain and
+change their role on command.
 """
 
 import contextlib
@@ -58,7 +58,17 @@ class Registered:
     def commands(self, name: str) -> set[str]:
         """Pods of a cluster with a drain command."""
         prefix = f"{etcd_keys.cluster_prefix(self._namespace, name)}commands/"
-        return {key.removeprefix(prefix) for key in self._etcd.values(prefix)}
+        keys = {key.removeprefix(prefix) for key in self._etcd.values(prefix)}
+        return {key for key in keys if not key.endswith(etcd_keys.ROLE_SUFFIX)}
+
+    def roles(self, name: str) -> dict[str, str]:
+        """Roles that pods of a cluster are commanded to have."""
+        prefix = f"{etcd_keys.cluster_prefix(self._namespace, name)}commands/"
+        return {
+            key.removeprefix(prefix).removesuffix(etcd_keys.ROLE_SUFFIX): value.decode()
+            for key, value in self._etcd.values(prefix).items()
+            if key.endswith(etcd_keys.ROLE_SUFFIX)
+        }
 
     def _run(self) -> None:
         while not self._end.is_set():
@@ -72,10 +82,10 @@ class Registered:
         pods = self._api.items(
             f"/api/v1/namespaces/{self._namespace}/pods?labelSelector={REVISION}"
         )
-        found = {record_key(self._namespace, pod["metadata"]): pod for pod in pods}
+        found = {self._key(pod["metadata"], stored): pod for pod in pods}
         for key in {key for key in stored if "/workers/" in key} - set(found):
             self._etcd.delete(key)
-        self.leaving = {key.rpartition("/")[2] for key in stored if "/commands/" in key}
+        self.leaving = {key.rpartition("/")[2] for key in stored if "/commands/" in key} - {"role"}
         for key, pod in found.items():
             record = self._record(pod, stored)
             if record is not None and stored.get(key) != record.encode():
@@ -90,8 +100,20 @@ class Registered:
             in stored
         )
         return record_of(
-            "ready" if not is_told else "draining" if metadata["name"] in self.busy else "drained"
+            "ready" if not is_told else "draining" if metadata["name"] in self.busy else "drained",
+            pod_role=metadata["labels"][ROLE] if self._role(metadata, stored) else None,
         )
+
+    def _key(self, metadata: dict[str, Any], stored: dict[str, bytes]) -> str:
+        marks = metadata["labels"]
+        changed = {**marks, ROLE: self._role(metadata, stored) or marks[ROLE]}
+        return record_key(self._namespace, {**metadata, "labels": changed})
+
+    def _role(self, metadata: dict[str, Any], stored: dict[str, bytes]) -> str:
+        """The other role that it is commanded to have; empty = none."""
+        cluster = metadata["labels"][CLUSTER]
+        key = etcd_keys.role_key(self._namespace, cluster, metadata["name"])
+        return stored.get(key, b"").decode()
 
 
 def record_key(namespace: str, metadata: dict[str, Any]) -> str:
@@ -101,9 +123,8 @@ def record_key(namespace: str, metadata: dict[str, Any]) -> str:
     return etcd_keys.worker_key(prefix, marks[ROLE], marks[POOL], metadata["name"])
 
 
-def record_of(state: str, disaggregation: Body | None = None) -> str:
+def record_of(state: str, disaggregation: Body | None = None, pod_role: str | None = None) -> str:
     """A record as far as the operator reads it."""
     addresses = {f"{kind}_address": "h:1" for kind in ("http", "grpc", "kv")}
-    return json.dumps(
-        {"engine_id": "e1", "state": state, **addresses, "disaggregation": disaggregation}
-    )
+    record = {"engine_id": "e1", "state": state, **addresses, "disaggregation": disaggregation}
+    return json.dumps({**record, "pod_role": pod_role} if pod_role else record)

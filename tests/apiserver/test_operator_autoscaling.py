@@ -3,19 +3,18 @@ after a restart.
 """
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from pdcluster_schema.pdcluster import PDCluster
+from tests.apiserver.autoscaled_work import Work, scrape_each_second
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.fake_workers import FakeWorkers
 from tests.apiserver.nodeless import Nodes
-from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
-from tests.apiserver.passes import Passes, passes_over
+from tests.apiserver.operator_stage import Scene
+from tests.apiserver.passes import passes_over
 from tests.apiserver.plain_api import PlainApi
 
 QUICK = {"mode": "On", "scaleDown": {"windowSeconds": 2, "maxStep": 0}}
@@ -23,81 +22,6 @@ ROLES = {
     "prefill": {"pools": [{"name": "cpu", "replicas": 1, "minReplicas": 1, "maxReplicas": 3}]},
     "decode": {"pools": [{"name": "cpu", "replicas": 1, "minReplicas": 1, "maxReplicas": 4}]},
 }
-
-
-def scrape_each_second(passes: Passes) -> None:
-    """Rounds come quicker than an object may ask for, so that a test need not wait."""
-    autoscaling = passes.session.autoscaling
-    follow = autoscaling.follow
-    autoscaling.follow = lambda cluster, observed: follow(quickened(cluster), observed)
-
-
-def quickened(cluster: PDCluster) -> PDCluster:
-    autoscale = cluster.spec.autoscale.model_copy(update={"interval_seconds": 1})
-    return cluster.model_copy(
-        update={"spec": cluster.spec.model_copy(update={"autoscale": autoscale})}
-    )
-
-
-class Work:
-    """A cluster with workers, and the operator's passes over it."""
-
-    def __init__(self, scene: Scene, passes: Passes, workers: FakeWorkers, nodes: Nodes) -> None:
-        self.scene, self.passes, self.workers, self.nodes = scene, passes, workers, nodes
-
-    async def look(self) -> None:
-        """Deliver the events of watches, and run the reconciles that follow."""
-        for role in self.workers.num:
-            found = self.scene.api.get(self.scene.path("StatefulSet", self.scene.workload(role)))
-            self.workers.num[role] = 0 if found is None else found["status"].get("readyReplicas", 0)
-        await self.passes.loop.fill()
-        await self.passes.until_written()
-
-    async def until(self, holds: Callable[[], Any], seconds: float = DEADLINE_SECONDS) -> None:
-        """Look until it holds."""
-        deadline = time.monotonic() + seconds
-        while not holds():
-            assert time.monotonic() < deadline, self.scene.status
-            await self.look()
-            await asyncio.sleep(0.1)
-
-    async def rounds(self, number: int) -> int:
-        """So many rounds of scrapes, with passes in between; returns how many passes wrote
-        something.
-        """
-        wrote, seen = 0, set[float]()
-        while len(seen) <= number:
-            await self.passes.loop.fill()
-            windows = self.passes.session.autoscaling.windows
-            assert windows is not None
-            seen.update(sample.at for sample in windows.pools().get(("decode", "cpu"), ())[-1:])
-            wrote += sum(done.wrote for done in await self.passes.until_written())
-            await asyncio.sleep(0.1)
-        return wrote
-
-    def decided(self, role: str) -> int | None:
-        """Workers by the record."""
-        found = self.scene.status.get("autoscaling", {}).get("replicas", [])
-        return next((each["replicas"] for each in found if each["role"] == role), None)
-
-    def scaled(self, role: str) -> int:
-        """Replicas that the pool's scaler asks for."""
-        found = self.scene.api.get(self.scene.path("PDPoolScaler", f"chat-{role}-cpu"))
-        assert found is not None
-        replicas: int = found["spec"]["replicas"]
-        return replicas
-
-    def events(self, reason: str) -> list[str]:
-        """Messages of the events with a reason."""
-        items = self.scene.api.items(f"/api/v1/namespaces/{self.scene.namespace}/events")
-        return [event["message"] for event in items if event["reason"] == reason]
-
-    @property
-    def decisions(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.scene.status.get("autoscaling", {}).get(
-            "lastDecisions", []
-        )
-        return found
 
 
 @pytest.fixture

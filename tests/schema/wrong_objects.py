@@ -5,6 +5,7 @@
 from dataclasses import dataclass
 
 from tests.schema.object_cases import CPU, HUB, NIGHT, POOL, Change, at, both, vllm, without
+from tests.schema.wrong_flexible import WRONG_FLEXIBLE
 from tests.schema.wrong_numbers import WRONG_NUMBERS
 from tests.schema.wrong_scheduling import WRONG_SCHEDULING
 from tests.schema.wrong_stock_engines import WRONG_STOCK_ENGINES
@@ -1018,7 +1019,7 @@ BAD = [
     ),
     wrong("spec.engine.deviceMemoryShare", 0, "must be more than 0, not 0; raise it"),
     *(InvalidObject(*case) for case in WRONG_NUMBERS),
-    *(InvalidObject(*case) for case in WRONG_SCHEDULING),
+    *(InvalidObject(*case) for case in (*WRONG_SCHEDULING, *WRONG_FLEXIBLE)),
     *(InvalidObject(*case) for case in WRONG_STOCK_ENGINES),
     *(
         InvalidObject(

@@ -148,6 +148,12 @@ class PoolSpec(SpecSection):
     """Fewest workers that replicas may ever be."""
     max_replicas: Replicas | None = None
     """Most workers that replicas may ever be."""
+    flexible: bool | None = None
+    """Workers of this pool may serve the other role for a time, without a restart, where
+    autoscale.budget or capacity stops that one from growing: one pool of prefill and one of decode,
+    on one type of accelerator (docs/autoscaling.md). minReplicas and maxReplicas then bound the
+    workers that serve the pool's role.
+    """
 
     RULES = (
         ascending("minReplicas", "maxReplicas"),

@@ -16,6 +16,7 @@ from pydantic.alias_generators import to_camel, to_snake
 
 from pdcluster_schema.accelerators import accelerators
 from pdcluster_schema.engine_rules import engine_rule, engine_rules, given, value_or_default
+from pdcluster_schema.flexible_rules import flexible_rules
 from pdcluster_schema.kv_tier_rules import kv_tier_rules
 from pdcluster_schema.ports import MAX_ENGINES, MAX_RANKS
 from pdcluster_schema.qos_rules import each_role, qos_rules
@@ -79,6 +80,7 @@ def spec_rules() -> Iterator[Cel | Rule]:
     yield from sglang_rules()
     yield from _autoscale_rules()
     yield from _mixed_rules()
+    yield from flexible_rules()
     yield from discovery_rules()
 
 

@@ -117,6 +117,21 @@ class PoolSizeStatus(TypedDict, total=False):
     """Workers."""
 
 
+class FlippedStatus(TypedDict, total=False):
+    """Workers of a flexible pool that serve the other role."""
+
+    role: Required[str]
+    """Role of their pool, prefill or decode."""
+    pool: Required[str]
+    """Name of their pool."""
+    servesPool: Required[str]
+    """Pool of the other role, as one of whose workers they count."""
+    workers: Required[Int32]
+    """Number of them: the lowest ordinals of their StatefulSet."""
+    statefulSet: str
+    """Its name."""
+
+
 class DecisionInputStatus(TypedDict, total=False):
     """One number."""
 
@@ -163,6 +178,8 @@ class DecisionStatus(TypedDict, total=False):
     """spec.autoscale.mode then: On = it was carried out, Advise = it was shown."""
     replicas: Required[Annotated[list[PoolSizeStatus], Crd(list_type="atomic")]]
     """Workers of each pool by this decision."""
+    flipped: Annotated[list[FlippedStatus], Crd(list_type="atomic")]
+    """Those of them that serve the other role by it; left out without any."""
     inputs: Annotated[list[DecisionInputStatus], Crd(list_type="atomic")]
     """Metrics that it read."""
     steps: Annotated[list[DecisionStepStatus], Crd(list_type="atomic")]
@@ -179,7 +196,11 @@ class AutoscalingStatus(TypedDict, total=False):
     mode: str
     """Mode of the decisions below."""
     replicas: Annotated[list[PoolSizeStatus], Crd(list_type="map", list_map_keys=["role", "pool"])]
-    """Workers that each pool should have by the last decision, or would with Advise."""
+    """Workers that each pool should have by the last decision, or would with Advise; those of them
+    that serve the other role are in flipped.
+    """
+    flipped: Annotated[list[FlippedStatus], Crd(list_type="map", list_map_keys=["role", "pool"])]
+    """Workers of flexible pools that serve the other role; left out without any."""
     lastDecisions: Annotated[list[DecisionStatus], Crd(maxItems=10, list_type="atomic")]
     """Decisions that changed something, the newest first; `pdctl why` shows them as a table."""
 

@@ -71,10 +71,17 @@ class Registered:
     records: Mapping[str, StoredRecord] = field(default_factory=dict)
     commands: Mapping[str, datetime | None] = field(default_factory=dict)
     is_full: bool = False
+    roles: Mapping[str, str] = field(default_factory=dict)  # that pods are commanded to have
 
     @property
     def states(self) -> dict[str, str]:
         return {pod: each.record.state for pod, each in self.records.items()}
+
+    @property
+    def serves(self) -> dict[str, str]:
+        """Roles that workers have by a command, by pod."""
+        found = {pod: each.record for pod, each in self.records.items()}
+        return {pod: record.role for pod, record in found.items() if record.is_changed}
 
     @property
     def devices(self) -> dict[str, WorkerDevice]:
@@ -101,13 +108,20 @@ async def read_registered(
         etcd_keys.records_prefix(namespace, name),
     )
     commanded, written = await _ranges(endpoints, tls, prefixes)
-    commands = {_key_of(item).removeprefix(prefixes[0]): _since(item.value) for item in commanded}
+    commands: dict[str, datetime | None] = {}
+    roles: dict[str, str] = {}
+    for item in commanded:
+        pod = _key_of(item).removeprefix(prefixes[0])
+        if pod.endswith(etcd_keys.ROLE_SUFFIX):
+            roles[pod.removesuffix(etcd_keys.ROLE_SUFFIX)] = item.value.decode(errors="replace")
+        else:
+            commands[pod] = _since(item.value)
     records: dict[str, StoredRecord] = {}
     for item in written:
         _, _, place = _key_of(item).removeprefix(prefixes[1]).partition("/")
         if record := parse_record(place, item.value):
             records[record.pod] = StoredRecord(_key_of(item), item.mod_revision, record)
-    return Registered(records, commands, await is_full(endpoints, tls))
+    return Registered(records, commands, await is_full(endpoints, tls), roles)
 
 
 async def _ranges(
@@ -137,10 +151,11 @@ async def write_commands(
     *,
     drain: Mapping[str, datetime],
     serve: Collection[str] = (),
+    roles: Mapping[str, str | None] | None = None,
     tls: EtcdTLS | None = None,
 ) -> None:
-    """Write drain commands with their start; remove those of other pods. Raises
-    EtcdUnreachableError.
+    """Write drain commands with their start; remove those of other pods.  roles: commands to have
+    one; None = that command is removed. Raises EtcdUnreachableError.
     """
     added = [
         rpc.RequestOp(
@@ -155,11 +170,21 @@ async def write_commands(
         rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=_key(namespace, name, pod)))
         for pod in sorted(set(serve) - set(drain))
     ]
-    operations = [*withdrawn, *added]
+    changed = [
+        _role_operation(etcd_keys.role_key(namespace, name, pod).encode(), role)
+        for pod, role in sorted((roles or {}).items())
+    ]
+    operations = [*withdrawn, *added, *changed]
     for start in range(0, len(operations), MAX_OPERATIONS):
         await _transact(
             endpoints, tls, rpc.TxnRequest(success=operations[start : start + MAX_OPERATIONS])
         )
+
+
+def _role_operation(key: bytes, role: str | None) -> Any:
+    if role is None:
+        return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key))
+    return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=role.encode()))
 
 
 async def remove_records(

@@ -112,6 +112,7 @@ class RegisteredWorker:
     device: WorkerDevice | None = None
     disaggregation: WorkerDisaggregation | None = None
     stopped_tiers: StoppedTiers = ()
+    is_changed: bool = False  # a command gave it another role than its pod's
 
 
 @dataclass(frozen=True)
@@ -254,6 +255,7 @@ def parse_record(relative_key: str, value: bytes) -> RegisteredWorker | None:
             device=_device(content),
             disaggregation=read_disaggregation(content),
             stopped_tiers=read_stopped_tiers(content),
+            is_changed=content.get("pod_role") not in (None, role),
         )
     except (ValueError, KeyError, TypeError) as e:
         logger.warning("ignored worker record key=%s reason=%r", relative_key, e)

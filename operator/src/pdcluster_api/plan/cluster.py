@@ -5,8 +5,10 @@ a plan led to gives the same plan.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from pdcluster_api.plan.autoscale.pools import flexible_pair
 from pdcluster_api.plan.drain.disruption import ReadinessDeadline, plan_budgets
 from pdcluster_api.plan.drain.draining import DrainPlan, plan_drain
+from pdcluster_api.plan.flips import FlipState, commanded_roles, is_flipping
 from pdcluster_api.plan.inputs import PlanInputs, plan_inputs
 from pdcluster_api.plan.observed.pools import ingress_of
 from pdcluster_api.plan.observed.state import Observed, Previous
@@ -50,6 +52,18 @@ class DesiredState:
         )
 
     @property
+    def is_flipping(self) -> bool:
+        """True while a worker has yet to take, or give back, the other role."""
+        inputs, pair = self.inputs, flexible_pair(self.inputs.cluster.spec)
+        records = inputs.observed.worker_records
+        if records is None or records.error is not None:
+            return False
+        commanded = commanded_roles(inputs.flips, inputs.observed.workloads)
+        return commanded != records.roles or (
+            pair is not None and is_flipping(inputs.flips, pair, inputs.observed)
+        )
+
+    @property
     def serving(self) -> list[Workload]:
         """Workloads that clients reach: while the Service cannot be written, those of the revision
         that it still selects, too.
@@ -62,6 +76,7 @@ class DesiredState:
 
 def desired_state(cluster: PDCluster, observed: Observed, now: str) -> DesiredState:
     inputs = plan_inputs(cluster, observed, now)
+    observed = inputs.observed
     rolling = rolling_plan(inputs, now)
     step = _rolling_step(rolling) or next_step(
         inputs.strategy,
@@ -227,12 +242,14 @@ def plan_cluster(desired: DesiredState) -> ClusterPlan:
         reports_first=is_decision or is_over,
         ends_first=step.waits_for is not None,
         commands=drain.commands,
+        roles=commanded_roles(inputs.flips, observed.workloads),
+        flipped=None if inputs.flips is None else inputs.flips.flipped,
         cut=drain.cut,
         budgets=plan_budgets(
             desired.serving, observed.workloads, drain.commands, observed.budgets, patience
         ),
         stale_records=desired.registered.stale_records,
-        needs_worker_records=drain.needs_worker_records,
+        needs_worker_records=drain.needs_worker_records or desired.is_flipping,
     )
 
 
@@ -245,13 +262,16 @@ def requested_sizes(cluster: PDCluster, observed: Observed) -> RequestedSizes:
     inputs = plan_inputs(cluster, observed)
     rolling = rolling_plan(inputs)
     step = _rolling_step(rolling) or next_step(
-        inputs.strategy, inputs.declared, observed, is_target_ready=False
+        inputs.strategy, inputs.declared, inputs.observed, is_target_ready=False
     )
     target, kept, leaving = _workloads(inputs, step, rolling)
     workloads = (*target, *kept, *leaving)
     given_up = frozenset(each.id for each in workloads if inputs.is_given_up(each.id))
     is_rolling = rolling is not None
-    return RequestedSizes(inputs.sizes, inputs.declared, workloads, given_up, is_rolling)
+    return RequestedSizes(
+        *(inputs.sizes, inputs.declared, workloads, given_up, is_rolling),
+        flips=FlipState(flexible_pair(cluster.spec), inputs.flips, inputs.may_flip),
+    )
 
 
 PoolAccelerators = Mapping[tuple[str, str, str], tuple[int, int]]
@@ -275,6 +295,9 @@ def serving_replicas(cluster: PDCluster, plan: ClusterPlan) -> dict[str, int]:
         roles = cluster.spec.roles.present()
         sizes = [(role, pool.replicas) for role, spec in roles.items() for pool in spec.pools]
     found = dict.fromkeys(ANSWERING, 0)
+    flipped = plan.flipped
+    if flipped is not None:
+        sizes += [(key[0], -flipped.away(key)) for key in (flipped.home, flipped.to)]
     for role, replicas in sizes:
         if role in found and (role != ROUTER or plan.serving_role == ROUTER):
             found[role] += replicas
@@ -303,6 +326,9 @@ def accelerators_of_pools(
         )
         key = (each.id.role, each.id.pool, gpu)
         desired, ready = found.get(key, (0, 0))
-        of_state = min(state.ready, each.replicas) if state else 0
-        found[key] = (desired + each.replicas * number, ready + of_state * number)
+        workers = each.replicas
+        if plan.flipped is not None and each.id.revision == plan.serving:
+            workers -= plan.flipped.away((each.id.role, each.id.pool))
+        of_state = min(state.ready, workers) if state else 0
+        found[key] = (desired + workers * number, ready + of_state * number)
     return found

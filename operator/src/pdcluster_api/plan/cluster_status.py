@@ -6,6 +6,7 @@ from itertools import groupby
 
 from pdcluster_api.plan.cluster import DesiredState
 from pdcluster_api.plan.drain.disruption import ReadinessDeadline, next_loss
+from pdcluster_api.plan.drain.draining import DRAIN_POLL_SECONDS
 from pdcluster_api.plan.gated import GateResult, checked_since, gate_result, of_gate
 from pdcluster_api.plan.gates import gate_field
 from pdcluster_api.plan.observed.pools import PREFILL, DeclaredPool, RoleView, Workloads
@@ -65,7 +66,7 @@ def plan_status(desired: DesiredState) -> StatusPlan:
         **number_fields(views),
         **rollout_field(_restarted(desired, gate), *_step_of(desired)),
         **gate_field(gate.gate),
-        **autoscaling_fields(autoscale, observed),
+        **autoscaling_fields(autoscale, observed, inputs.flips),
         **disaggregation.fields,
         **verified.fields,
         "conditions": dated(conditions, previous, generation=observed.generation, now=now),
@@ -74,6 +75,7 @@ def plan_status(desired: DesiredState) -> StatusPlan:
     patience = ReadinessDeadline(now, inputs.deadline)
     waits = (
         desired.drain.requeue_after_seconds,
+        DRAIN_POLL_SECONDS if desired.is_flipping else None,
         desired.registered.requeue_after_seconds,
         verified.requeue_after_seconds,
         seconds_left(inputs.rollout, now),

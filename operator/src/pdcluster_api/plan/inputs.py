@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from pdcluster_api.plan.autoscale.pools import flexible_pair
+from pdcluster_api.plan.flips import FlippedSet, as_served, requested_flips
 from pdcluster_api.plan.gates import Gate, RolloutCommand, read_gate
 from pdcluster_api.plan.observed.pools import (
     PREFILL,
@@ -93,6 +95,26 @@ class PlanInputs:
         return is_other or bool(self.replaced) or self.observed.service_is_wide
 
     @property
+    def flips(self) -> FlippedSet | None:
+        """Workers that should serve the other role; all go back while others take their place step
+        by step.
+        """
+        return None if self.is_rolling else requested_flips(self.cluster.spec, self.observed)
+
+    @property
+    def may_flip(self) -> bool:
+        """Return whether another worker may change its role: not while a roll out runs."""
+        is_alone = self.current == self.target and not self.replaced and not self.is_rolling
+        return is_alone and self.rollout is None
+
+    def num_away(self, key: PoolKey) -> int:
+        """Workers that a declared pool has and that do not serve its role; negative = guests."""
+        flips = self.flips
+        if flips is None or self.current != self.target or self.replaced:
+            return 0
+        return flips.flipped.away(key)
+
+    @property
     def _has_rolled(self) -> bool:
         """True if new workers serve beside the old ones, of which some may be gone."""
         if self.strategy != "Rolling":
@@ -138,7 +160,10 @@ class PlanInputs:
     def views(self) -> Iterator[RoleView]:
         for role in self.cluster.spec.roles.present():
             declared = [
-                DeclaredPool(size.pool.name, size.pool.gpu, size.desired, size.note)
+                DeclaredPool(
+                    *(size.pool.name, size.pool.gpu, size.desired - self.num_away(size.key)),
+                    *(size.note, self.num_away(size.key)),
+                )
                 for size in self.sizes
                 if size.role == role
             ]
@@ -153,12 +178,16 @@ class PlanInputs:
 def plan_inputs(cluster: PDCluster, observed: Observed, now: str | None = None) -> PlanInputs:
     """now: RFC 3339; None = the clock of a rollout stands where the last status has it"""
     declared_revision = DeclaredRevision.of(cluster.spec)
+    flips = requested_flips(cluster.spec, observed)
+    observed = as_served(flexible_pair(cluster.spec), flips, observed)
     existing, target = Workloads(observed, declared_revision), declared_revision.revision
     declared = pool_sizes(cluster.spec, observed.scalers, _last_sizes(cluster, observed, target))
     sizes = autoscaled(cluster.spec.autoscale, declared, observed)
     has_ingress = any(size.desired for size in sizes if size.role != PREFILL)
+    away = {} if flips is None else {flips.flipped.home: flips.flipped.workers}
     is_whole = not has_ingress or all(
-        (state := existing.of(*size.key, target)) is not None and state.ready >= size.desired
+        (state := existing.of(*size.key, target)) is not None
+        and state.ready >= size.desired - away.get(size.key, 0)
         for size in sizes
     )
     is_target_ready = is_whole and (not has_ingress or discovery_answers(observed.discovery))

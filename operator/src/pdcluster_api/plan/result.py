@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pdcluster_api.plan.observed.state import Flipped
 from pdcluster_schema.workload import PoolPair, Workload, WorkloadId
 
 
@@ -53,6 +54,8 @@ class ClusterPlan:
     reports_first: bool = False
     # pods that get a drain command before StatefulSets are written; others lose theirs
     commands: frozenset[str] = frozenset()
+    roles: Mapping[str, str] = field(default_factory=dict)  # commands to have another role, by pod
+    flipped: Flipped | None = None  # workers that should serve the other role
     cut: tuple[str, ...] = ()  # pods that go though they have not drained: their time is over
     # per serving workload, the number of its workers that a node drain leaves ready
     budgets: Mapping[WorkloadId, int] = field(default_factory=dict)

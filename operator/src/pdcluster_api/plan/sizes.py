@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from pdcluster_api.plan.autoscale.values import Holding, PoolFacts
 from pdcluster_api.plan.drain.draining import ordinal_of
+from pdcluster_api.plan.flips import FlipState, as_served
 from pdcluster_api.plan.observed.pools import DeclaredRevision, Workloads
 from pdcluster_api.plan.observed.state import (
     Observed,
@@ -165,6 +166,7 @@ class RequestedSizes:
     workloads: Sequence[Workload]
     given_up: frozenset[WorkloadId] = frozenset()  # those of them that are to have no workers
     is_rolling: bool = False  # workers of all revisions serve, and count for a pool's size together
+    flips: FlipState = field(default_factory=FlipState)
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,8 @@ def pool_facts(
     accelerators are held by the pods of all revisions, each StatefulSet by itself.
     """
     declared, kept = requested.declared, Previous(observed.status).kept()
+    flips = requested.flips
+    observed = as_served(flips.pair, flips.requested, observed)
     existing = Workloads(observed, declared)
     observed, lost = _without_lost(observed, scrape_state.lost)
     holdings, found = _holdings(requested, observed, lost), []
@@ -209,12 +213,13 @@ def pool_facts(
             size.role,
             size.pool.name,
             size.pool.gpu,
-            size.desired,
+            size.desired - flips.num_away(size.key),
             current=num_held,
             ready=0,
             ending=num_held,
             gpus_per_replica=size.gpus_per_replica,
             holdings=holdings.pop((size.key, size.pool.gpu), ()),
+            num_away=flips.num_away(size.key),
         )
         if requested.is_rolling:
             facts = _together(facts, requested, observed, scrape_state)
@@ -223,7 +228,7 @@ def pool_facts(
         if state is not None:
             num_lost = sum(ordinal < size.desired for ordinal in lost.get(state.id, ()))
             facts = replace(facts, lost=num_lost)
-        found.append(facts)
+        found.append(flips.known_to(facts, observed, scrape_state.scraped))
     return [*found, *_undeclared(holdings)]
 
 
@@ -334,12 +339,17 @@ def _with_pods(
     """Facts of one pool with those of its workload.  serving: ordinals below it serve, its size or
     more
     """
-    size = facts.replicas
+    size = facts.num_requested
     leaving = [pod for pod in state.pods if pod.terminating or ordinal_of(pod) >= serving]
     staying = [pod for pod in state.pods if pod not in leaving]
     waiting = [pod for pod in staying if is_unschedulable(pod) and ordinal_of(pod) < size]
-    ready = [pod for pod in staying if pod.ready and pod.name in scrape_state.scraped]
-    highest = max((ordinal_of(pod) for pod in ready if ordinal_of(pod) < size), default=-1)
+    own = [pod for pod in staying if pod.name not in state.away]
+    guests = [pod for pod in state.guests if not pod.terminating]
+    scraped = scrape_state.scraped
+    ready = [pod for pod in (*own, *guests) if pod.ready and pod.name in scraped]
+    highest = max(
+        (ordinal_of(pod) for pod in ready if pod in own and ordinal_of(pod) < size), default=-1
+    )
     is_short = state.fault is not None and state.current < state.desired
     return replace(
         facts,

@@ -14,8 +14,10 @@ from datetime import UTC, datetime
 from pdcluster_api.apiserver.kinds import PDCLUSTER, POD, SERVICE, Key
 from pdcluster_api.apiserver.observe import Live, ready_workers
 from pdcluster_api.plan.autoscale.decide import decide
+from pdcluster_api.plan.autoscale.pools import flexible_pair
 from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome
 from pdcluster_api.plan.cluster import requested_sizes
+from pdcluster_api.plan.flips import as_served, requested_flips
 from pdcluster_api.plan.observed.pools import ending_of
 from pdcluster_api.plan.observed.state import Observed, ScalingDecision
 from pdcluster_api.plan.sizes import ScrapeState, is_unschedulable, pool_facts
@@ -28,6 +30,7 @@ from pdcluster_operator.scrape.windows import Windows
 from pdcluster_schema import labels
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import HTTP_PORT, join_address
+from pdcluster_schema.workload import PoolKey
 
 logger = logging.getLogger(__name__)
 
@@ -166,15 +169,25 @@ class Autoscaling:
         live = Live(body, list(cache.children(self.key, (POD.name, SERVICE.name))))
         service = live.own("Service").get(self.key.name)
         selector = {} if service is None else service["spec"].get("selector", {})
+        served = {} if self._state is None else _served(self._state)
         workers = ready_workers(live, selector.get(labels.REVISION), leaving)
         return [
             ScrapeTarget(
-                *(self.key, workload.role, workload.pool, pod["metadata"]["name"]),
+                *(self.key, *served.get(pod["metadata"]["name"], (workload.role, workload.pool))),
+                pod["metadata"]["name"],
                 join_address(str(pod["status"]["podIP"]), self.shared.port),
             )
             for workload, pod in workers
             if pod["status"].get("podIP")
         ]
+
+
+def _served(state: _Followed) -> Mapping[str, PoolKey]:
+    """The pool as whose worker each flipped one serves, by its pod."""
+    spec, observed = state.cluster.spec, state.observed
+    pair = flexible_pair(spec)
+    found = as_served(pair, requested_flips(spec, observed), observed).workloads if pair else ()
+    return {pod.name: (each.id.role, each.id.pool) for each in found for pod in each.guests}
 
 
 def _waits(state: _Followed, observed: Observed, now: float) -> Mapping[str, float]:

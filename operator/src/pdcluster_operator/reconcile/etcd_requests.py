@@ -70,11 +70,15 @@ class EtcdRequests:
         return await read_registered(await self._endpoints(target), *target.key, tls)
 
     async def command(
-        self, target: EtcdTarget, drain: Mapping[str, datetime], serve: Collection[str]
+        self,
+        target: EtcdTarget,
+        drain: Mapping[str, datetime],
+        serve: Collection[str],
+        roles: Mapping[str, str | None] | None = None,
     ) -> None:
         tls = await self._tls(target)
         endpoints = await self._endpoints(target)
-        await write_commands(endpoints, *target.key, drain=drain, serve=serve, tls=tls)
+        await write_commands(endpoints, *target.key, drain=drain, serve=serve, roles=roles, tls=tls)
 
     async def remove(self, target: EtcdTarget, records: Iterable[StoredRecord]) -> list[str]:
         """Remove unchanged records of pods that do not exist; returns those pods."""

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
@@ -107,7 +107,7 @@ class _Known:
             return self.error, self.is_down
         content = (
             *(last.states, last.devices, last.stopped_tiers),
-            *(frozenset(last.commands), last.is_full),
+            *(frozenset(last.commands), last.is_full, last.roles, last.serves),
         )
         return self.error, self.is_down, *content, digest(last.disaggregation)
 
@@ -151,6 +151,8 @@ class _Known:
             devices=last.devices,
             disaggregation=last.disaggregation,
             stopped_tiers=last.stopped_tiers,
+            roles=last.roles,
+            serves=last.serves,
         )
 
 
@@ -218,9 +220,15 @@ class EtcdView:
             self._begin_read(known, UNREACHABLE_RETRY_SECONDS)
         return known.records(workloads, self.clock())
 
-    async def command(self, target: EtcdTarget, drain: Collection[str]) -> None:
+    async def command(
+        self,
+        target: EtcdTarget,
+        drain: Collection[str],
+        roles: Mapping[str, str] | None = None,
+    ) -> None:
         """Write drain commands for exactly these pods; those of other pods are removed a moment
-        later.  A command that etcd does not take is missing in the next read, and written then.
+        later.  roles: the commands to have another role, all of them.  A command that etcd does not
+        take is missing in the next read, and written then.
         """
         known, now = self._of(target), self.clock()
         written = known.last.commands if known.last else {}
@@ -237,17 +245,18 @@ class EtcdView:
         serve = [
             pod for pod, since in known.undraining.items() if now - since >= UNDRAIN_DELAY_SECONDS
         ]
-        if not added and not serve:
+        changed = _changed_roles(roles or {}, known.last.roles)
+        if not added and not serve and not changed:
             return
-        shown = ",".join(sorted(added)), ",".join(sorted(serve))
-        logger.info("commands key=%s drain=%s serve=%s", target.key, *shown)
-        request = self.requests.command(target, added, serve)
+        shown = ",".join(sorted(added)), ",".join(sorted(serve)), changed
+        logger.info("commands key=%s drain=%s serve=%s roles=%s", target.key, *shown)
+        request = self.requests.command(target, added, serve, changed)
         error = await _error_of(target, request, READ_TIMEOUT_SECONDS)
         if error is not None:
             known.failed(error, self.clock(), is_down=known.is_down)
             return
         kept = {pod: since for pod, since in known.last.commands.items() if pod not in serve}
-        known.last = replace(known.last, commands={**kept, **added})
+        known.last = replace(known.last, commands={**kept, **added}, roles=dict(roles or {}))
         known.known_turn = known.next_turn()
 
     async def remove(self, target: EtcdTarget, pods: Collection[str]) -> None:
@@ -296,13 +305,15 @@ class EtcdView:
         """Take back the commands of a cluster that is gone."""
         self.stop()
         known, self._known = self._known, None
-        if known is None or known.error is not None or not (known.last and known.last.commands):
+        if known is None or known.error is not None or known.last is None:
             return
-        pods = known.last.commands
-        request = self.requests.command(known.target, {}, pods)
+        pods, roles = known.last.commands, dict.fromkeys(known.last.roles)
+        if not pods and not roles:
+            return
+        request = self.requests.command(known.target, {}, pods, roles)
         error = await _error_of(known.target, request, READ_TIMEOUT_SECONDS)
         if error is not None:  # as of an etcd that went with its cluster
-            names = ",".join(sorted(pods))
+            names = ",".join(sorted({*pods, *roles}))
             logger.info("commands left key=%s pods=%s error=%s", known.target.key, names, error)
 
     def _of(self, target: EtcdTarget) -> _Known:
@@ -349,6 +360,12 @@ class EtcdView:
         elif turn > known.known_turn:  # else a later read has answered
             is_cut = isinstance(error, _TimeoutMessage) and seconds < BACKGROUND_TIMEOUT_SECONDS
             known.failed(error, self.clock(), is_down=known.is_down if is_cut else True)
+
+
+def _changed_roles(desired: Mapping[str, str], written: Mapping[str, str]) -> dict[str, str | None]:
+    """Commands to write; None = to remove."""
+    changed = {pod: desired.get(pod) for pod in {*desired, *written}}
+    return {pod: role for pod, role in changed.items() if role != written.get(pod)}
 
 
 async def _error_of(target: EtcdTarget, request: Awaitable[object], seconds: float) -> str | None:

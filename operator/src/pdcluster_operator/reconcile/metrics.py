@@ -165,7 +165,7 @@ class AutoscaleMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._replicas = _ClusterGauge(
             "pdcluster_operator_autoscale_replicas",
-            "Workers that the autoscaler's last decision asks for, or recommends.",
+            "Workers that serve a pool's role by the autoscaler's last decision, or would.",
             ["role", "pool"],
             registry,
         )
@@ -183,13 +183,18 @@ class AutoscaleMetrics:
         )
 
     def show(self, key: Key, outcome: Outcome, before: Outcome | None) -> None:
-        replicas = outcome.decision.replicas
+        decision = outcome.decision
+        replicas = {key: decision.serving(key) for key in decision.replicas}
         # there from the start: a counter that begins at 1 has not increased
         self._changes.labels(*key)
-        if outcome.changed if before is None else dict(replicas) != dict(before.decision.replicas):
+        is_changed = outcome.changed
+        if before is not None:
+            old = before.decision
+            is_changed = (decision.replicas, decision.flipped) != (old.replicas, old.flipped)
+        if is_changed:
             self._changes.labels(*key).inc()
         self._replicas.show(key, replicas.items())
-        reasons = Tally(problem.reason for problem in outcome.decision.problems)
+        reasons = Tally(problem.reason for problem in decision.problems)
         self._problems.show(key, (((reason,), number) for reason, number in reasons.items()))
 
     def forget(self, key: Key) -> None:

@@ -123,10 +123,10 @@ async def observe_cluster(
     observed = replace(
         observed, failures=session.failures, verifications=session.verification.observed()
     )
-    observed = replace(observed, decision=session.autoscaling.follow(cluster, observed))
     session.etcd.follow(target, is_tracked=cluster.spec.roles.prefill is not None)
     records = session.etcd.last(target, observed.workloads, is_up=discovery_answers(discovery))
     observed = replace(observed, worker_records=records)
+    observed = replace(observed, decision=session.autoscaling.follow(cluster, observed))
     if key_fault is not None:
         requeue_after = min(KEY_SECRET_POLL_SECONDS, requeue_after or KEY_SECRET_POLL_SECONDS)
     inputs = ObservedInputs(change, session.etcd.standing, faults, secret)

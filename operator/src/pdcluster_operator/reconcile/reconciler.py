@@ -93,7 +93,7 @@ class Reconciler:
             return Done(requeue_after_seconds=0.0, wrote=True)
         serving = serving_replicas(found.cluster, plan)
         self.metrics.show_cluster(found.live.key, serving, found.cluster.spec.qos.slo)
-        accelerators = accelerators_of_pools(found.cluster, plan, found.observed)
+        accelerators = accelerators_of_pools(found.cluster, plan, desired.inputs.observed)
         self.metrics.capacity.show(found.live.key, found.cluster.spec, accelerators)
         self.metrics.show_certificates(found.live.key, certificates_end(found.live))
         result = await self.applier.apply(found, plan, session)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pdcluster_api.plan.autoscale.base import bounds_of
+from pdcluster_api.plan.autoscale.explain import flipped_text, read_flips
 from pdcluster_api.plan.observed.state import Previous, ScalingDecision, mappings
 from pdcluster_api.plan.status.autoscaled import FIELD, recorded
 from pdcluster_schema import conditions as words
@@ -30,7 +31,12 @@ def present_lines(
     """A table of pools, then conditions that explain it.  now: for schedules."""
     rows = list(_rows(body, records, now))
     lines = table(_COLUMNS, rows, right=range(1, 1 + len(_SHOWN))) if rows else []
-    return [*lines, *_blockers(body)]
+    return [*lines, *_flipped(body), *_blockers(body)]
+
+
+def _flipped(body: Mapping[str, Any]) -> list[str]:
+    """Name workers of flexible pools that serve the other role, or should."""
+    return [flipped_text(each) for each in read_flips(_section(_section(body, "status"), FIELD))]
 
 
 def _blockers(body: Mapping[str, Any]) -> list[str]:
@@ -74,7 +80,10 @@ def _rows(
     body: Mapping[str, Any], records: Sequence[ScalingDecision], now: datetime
 ) -> Iterator[tuple[str, ...]]:
     status, spec = _section(body, "status"), _spec(body)
-    decided = recorded(status, str(_section(status, FIELD).get("mode"))) or {}
+    field = _section(status, FIELD)
+    decided = recorded(status, str(field.get("mode"))) or {}
+    for each in read_flips(field):
+        decided |= {key: decided[key] - each.away(key) for key in decided}
     for role in mappings(status.get("roles")):
         for pool in mappings(role.get("pools")):
             key = (str(role.get("name")), str(pool.get("name")))

@@ -292,6 +292,8 @@ def _within_revision(path: str, replaced: Set[str]) -> Effect:
 
 def effect_of(path: str) -> Effect:
     if path.startswith("spec.roles.") and ".pools[" in path:
+        if path.endswith(".flexible"):
+            return Effect.AUTOSCALER
         return Effect.BOUNDS if path.endswith(("minReplicas", "maxReplicas")) else Effect.POOLS
     if path.startswith("spec.accelerators.") and path.endswith(NUMBERS):
         return Effect.POLICY

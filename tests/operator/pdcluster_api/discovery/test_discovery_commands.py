@@ -112,6 +112,23 @@ async def test_commands_are_written_with_their_time_and_taken_back(etcd: EtcdSer
     assert (await read(etcd)).commands == {"pod-2": SINCE, "pod-3": SINCE}
 
 
+async def test_role_commands_are_no_drain_commands_and_are_taken_back(etcd: EtcdServer):
+    roles: dict[str, str | None] = {"pod-1": "decode", "pod-2": "prefill"}
+    await write_commands([etcd.endpoint], "default", "chat", drain={"pod-2": SINCE}, roles=roles)
+    etcd.put(key_of("pod-1"), json.dumps({**json.loads(RECORD), "pod_role": "prefill"}))
+    etcd.put(key_of("pod-2"), json.dumps({**json.loads(RECORD), "pod_role": None}))
+    found = await read(etcd)
+    assert (found.commands, found.roles) == ({"pod-2": SINCE}, roles)
+    assert found.serves == {"pod-1": "decode"}
+    assert etcd.values(etcd_keys.role_key("default", "chat", "pod-1")) == {
+        etcd_keys.role_key("default", "chat", "pod-1"): b"decode"
+    }
+    await write_commands(
+        [etcd.endpoint], "default", "chat", drain={}, roles={"pod-1": None, "gone": None}
+    )
+    assert (await read(etcd)).roles == {"pod-2": "prefill"}
+
+
 async def test_more_commands_than_one_transaction_takes_are_written_too(etcd: EtcdServer):
     pods = [f"pod-{number}" for number in range(MAX_OPERATIONS + 30)]
     await write_commands([etcd.endpoint], "default", "chat", drain=dict.fromkeys(pods, SINCE))

@@ -71,6 +71,7 @@ PLANNED = {
     "roles.pools.replicas": "the size of a workload, seeded into its scaler",
     "roles.pools.minReplicas": "a bound of that",
     "roles.pools.maxReplicas": "a bound of that",
+    "roles.pools.flexible": "whether the autoscaler may give its workers the other role",
     "image.name": "resolved by the caller",
     "engine.kvTransfer.connector": "vLLM has no other one that keeps what is promised",
     "placement.minTransferGBps": "what a verified transfer is judged by",

@@ -39,7 +39,9 @@ class FakeEtcd:
         await self._answer()
         return Registered({}, dict(self.commands))
 
-    async def command(self, target: EtcdTarget, drain: object, serve: object) -> None:
+    async def command(
+        self, target: EtcdTarget, drain: object, serve: object, roles: object
+    ) -> None:
         self.commands.clear()
 
     async def remove(self, target: EtcdTarget, records: object) -> list[str]:

@@ -57,6 +57,8 @@ class FakeEtcd:
         self.devices: dict[str, WorkerDevice] = {}
         self.said: dict[str, WorkerDisaggregation] = {}
         self.commands: dict[str, datetime | None] = {}
+        self.roles: dict[str, str] = {}  # by command
+        self.changed: set[str] = set()  # pods of prefill workers that decode
         self.error: Exception | None = None
         self.refused: Exception | None = None
         self.is_full = False
@@ -81,6 +83,7 @@ class FakeEtcd:
                 {},
                 device=self.devices.get(pod),
                 disaggregation=self.said.get(pod),
+                is_changed=pod in self.changed,
             )
             for pod, state in self.states.items()
         ]
@@ -88,10 +91,15 @@ class FakeEtcd:
             {record.pod: StoredRecord(record.pod, 1, record) for record in records},
             dict(self.commands),
             self.is_full,
+            dict(self.roles),
         )
 
     async def command(
-        self, target: EtcdTarget, drain: Mapping[str, datetime], serve: Collection[str]
+        self,
+        target: EtcdTarget,
+        drain: Mapping[str, datetime],
+        serve: Collection[str],
+        roles: Mapping[str, str | None],
     ) -> None:
         await self._answer()
         if self.refused is not None:
@@ -100,6 +108,8 @@ class FakeEtcd:
             **{pod: since for pod, since in self.commands.items() if pod not in serve},
             **drain,
         }
+        found = {**self.roles, **roles}
+        self.roles = {pod: role for pod, role in found.items() if role is not None}
 
     async def remove(self, target: EtcdTarget, records: Iterable[StoredRecord]) -> list[str]:
         await self._answer()
@@ -718,3 +728,48 @@ async def test_another_etcd_in_the_place_of_the_first_is_read_and_the_first_no_m
     world.etcd.error = EtcdUnreachableError("refused")
     assert await world.view.error(other) == "refused"
     assert world.etcd.targets == [GIVEN, other]
+
+
+async def test_role_commands_are_written_once_and_taken_back_at_once(world: World):
+    world.etcd.states = {"a": "ready", "b": "ready"}
+    await world.last("a", "b")
+    await world.view.command(TARGET, (), {"a": "decode"})
+    assert (world.etcd.roles, world.etcd.commands) == ({"a": "decode"}, {})
+    world.etcd.refused = EtcdUnreachableError("etcd does not answer", "refused")
+    await world.view.command(TARGET, (), {"a": "decode"})  # nothing is to be written
+    world.etcd.refused = None
+    await world.view.command(TARGET, (), {"b": "decode"})
+    assert world.etcd.roles == {"b": "decode"}
+    await world.view.command(TARGET, ())
+    assert world.etcd.roles == {}
+
+
+async def test_role_that_a_worker_has_taken_enqueues_the_cluster(world: World):
+    world.etcd.states, world.etcd.roles = {"a": "ready"}, {"a": "decode"}
+    await world.last("a")
+    world.etcd.changed = {"a"}
+    world.due.clear()
+    found = await world.fresh("a")
+    assert (found.roles, found.serves) == ({"a": "decode"}, {"a": "decode"})
+    world.etcd.changed = set()
+    world.pass_by(IDLE_POLL_SECONDS)
+    await world.last("a")
+    assert world.due == [KEY]
+
+
+async def test_etcd_that_comes_back_empty_gets_role_commands_again(world: World):
+    world.etcd.states = {"a": "ready"}
+    await world.last("a")
+    await world.view.command(TARGET, (), {"a": "decode"})
+    world.etcd.roles = {}
+    world.pass_by(IDLE_POLL_SECONDS)
+    await world.last("a")
+    await world.view.command(TARGET, (), {"a": "decode"})
+    assert world.etcd.roles == {"a": "decode"}
+
+
+async def test_role_commands_of_a_cluster_that_is_gone_are_taken_back(world: World):
+    world.etcd.states, world.etcd.roles = {"a": "ready"}, {"a": "decode"}
+    await world.last("a")
+    await world.view.end()
+    assert world.etcd.roles == {}

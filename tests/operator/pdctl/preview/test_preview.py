@@ -85,6 +85,15 @@ def test_what_makes_a_revision_is_shown_as_such(name: str):
     assert name == "other roles" or set(found.replaced) == {"prefill", "decode"}
 
 
+def test_flexible_pools_wait_for_the_autoscaler():
+    pools = (at(f"spec.roles.{role}.pools.0.flexible", True) for role in ("prefill", "decode"))
+    mode = at("spec.autoscale", {"mode": "On", "budget": {"total": 8}})
+    old, new = changed(both(*pools), before=mode)
+    found = of_files(old, new)
+    assert {change.effect for change in found.changes} == {Effect.AUTOSCALER}
+    assert not found.is_rollout
+
+
 @pytest.mark.parametrize("name", OF_ONE_ROLE)
 def test_what_concerns_one_role_replaces_its_workers_alone(name: str):
     old, new = changed(ROLLS[name])

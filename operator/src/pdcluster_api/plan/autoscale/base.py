@@ -65,7 +65,7 @@ def _num_waiting(pool: Pool, spec: AutoscaleSpec) -> int:
 
 def _num_refused(pool: Pool) -> int:
     facts = pool.facts
-    return 0 if facts.fault is None else max(0, facts.replicas - facts.current)
+    return 0 if facts.fault is None else max(0, facts.num_requested - facts.current)
 
 
 def capacity_problems(

@@ -15,12 +15,14 @@ from pdcluster_api.plan.autoscale.base import (
     conflict,
     probe_capacity,
 )
+from pdcluster_api.plan.autoscale.flip import FlipPlan, Needs, plan_flips
 from pdcluster_api.plan.autoscale.latency import Correction, MeasuredLatency, learned
 from pdcluster_api.plan.autoscale.objectives import latencies_of
 from pdcluster_api.plan.autoscale.pools import (
     Budget,
     Pool,
     Vector,
+    flexible_pair,
     measured_weights,
     num_ready_left,
     relative_price,
@@ -69,7 +71,8 @@ def decide(
     # 4. Begin from the base: sizes within bounds and budget, whatever the load is.
     # 5. Recommend workers for each role by its signals, held back by the safety rules.
     # 6. Allocate them to pools one at a time, both roles together, by budget, price and ratio.
-    # 7. Return replicas with every step's reason, and the memory of the next decision.
+    # 7. Let a worker of a flexible pool change its role where that helps and nothing else can.
+    # 8. Return replicas with every step's reason, and the memory of the next decision.
     trace = DecisionTrace()
     totals = _totals(spec.autoscale, facts, windows, clock.now)
     pools = _pools(spec, facts, totals, clock, trace)
@@ -78,20 +81,29 @@ def decide(
     declared = {pool.key for pool in pools}
     undeclared = [each for each in facts if each.key not in declared]
     base, budget = base_of(pools, Budget.of(spec.autoscale.budget, undeclared, pools), trace)
-    recommendations, memory = _recommendations(
-        spec, pools, base, (totals, windows, memory, clock.now), trace
-    )
+    flips = memory.flips
+    needs, memory = _recommendations(spec, pools, base, (totals, windows, memory, clock.now), trace)
     memory = replace(memory, backoff=backoff)
     ratio = spec.autoscale.ratio
-    sizes, missing = fit(pools, base, recommendations, budget, ratio, trace=trace)
+    sizes, missing = fit(pools, base, needs.allowed, budget, ratio, trace=trace)
     trace.problems += capacity_problems(pools, backoff, missing)
     for pool in pools:
         before, after = base[pool.key], sizes[pool.key]
         trace.step(rules.POOL, pool.name, (before, after), _choice(pool, before, after))
-    replicas = {pool.key: sizes[pool.key] for pool in pools}
-    changed = any(replicas[pool.key] != pool.facts.replicas for pool in pools)
+    replicas, flipped = {pool.key: sizes[pool.key] for pool in pools}, None
+    pair = flexible_pair(spec)
+    if pair is not None and spec.autoscale.mode == "On":
+        plan = FlipPlan.of(pair, pools, base, replicas)
+        flips = plan_flips(plan, needs, spec.autoscale, memory=flips, now=clock.now, trace=trace)
+        memory = replace(memory, flips=flips)
+        replicas, flipped = plan.replicas(), plan.flipped
+    changed = any(replicas[pool.key] != pool.facts.num_requested for pool in pools)
+    changed |= any(
+        pool.facts.num_away != (flipped.away(pool.key) if flipped else 0) for pool in pools
+    )
     trace_of = tuple(trace.inputs), tuple(trace.steps), tuple(trace.problems)
-    return Outcome(ScalingDecision(replicas, *trace_of, at=clock.wall), memory, changed)
+    decision = ScalingDecision(replicas, *trace_of, at=clock.wall, flipped=flipped)
+    return Outcome(decision, memory, changed)
 
 
 def _totals(
@@ -154,7 +166,7 @@ def _recommendations(
     base: Vector,
     seen: tuple[Mapping[PoolKey, Totals], Windows, Memory, float],
     trace: DecisionTrace,
-) -> tuple[Mapping[str, int], Memory]:
+) -> tuple[Needs, Memory]:
     totals, windows, memory, now = seen
     of_role = {
         role: together(totals.get(pool.key, Totals()) for pool in pools if pool.role == role)
@@ -162,6 +174,7 @@ def _recommendations(
     }
     is_asleep = not any(base.values())
     recommendations: dict[str, int] = {}
+    needed: dict[str, int] = {}
     remembered, sizes, advised = {}, {}, {}
     corrections = dict(memory.corrections)
     for name, own in of_role.items():
@@ -171,7 +184,7 @@ def _recommendations(
         recommended = Recommendation(requested)
         if not is_asleep:
             recommended = _recommend(spec, role, own, trace)
-        workers = recommended.workers
+        workers = needed[name] = recommended.workers
         same = is_same(memory, name, requested, spec.autoscale, now)
         before = memory if same else Memory()
         if spec.autoscale.mode == "Advise":
@@ -192,9 +205,8 @@ def _recommendations(
         recommendations[name] = max(workers, 0 if is_asleep else 1)
         why = "no role serves without the other"
         trace.step(rules.NEVER_ALONE, name, (workers, recommendations[name]), why)
-    return recommendations, Memory(
-        remembered, sizes, at=now, advised=advised, corrections=corrections
-    )
+    memory = Memory(remembered, sizes, at=now, advised=advised, corrections=corrections)
+    return Needs(recommendations, needed), memory
 
 
 def _latencies(

@@ -1,15 +1,25 @@
 """A decision as rows of a table, and as a bounded entry of `status.autoscaling.lastDecisions[]`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.values import short
-from pdcluster_api.plan.observed.state import DecisionInput, DecisionStep, Problem, ScalingDecision
+from pdcluster_api.plan.observed.state import (
+    DecisionInput,
+    DecisionStep,
+    Flipped,
+    Problem,
+    ScalingDecision,
+    mappings,
+)
 from pdcluster_schema.text import shortened
+from pdcluster_schema.values import MAX_REPLICAS
 
 MAX_DECISIONS = 10
 MAX_INPUTS = 32
@@ -18,6 +28,12 @@ MAX_PROBLEMS = 16
 MAX_TEXT = 300  # characters
 
 COLUMNS = ("ROLE", "RULE", "FROM", "TO", "WHY")
+
+
+_FLIPS = {
+    rules.FLIP: "a worker changes its role",
+    rules.FLIP_BACK: "a worker takes its own role again",
+}
 
 
 def explained(decision: ScalingDecision) -> list[tuple[str, ...]]:
@@ -38,9 +54,22 @@ def _of_role(role: str, decision: ScalingDecision) -> Iterator[tuple[str, ...]]:
     for step in decision.steps:
         if step.subject.partition("/")[0] == role:
             yield step.subject, step.rule, str(step.before), str(step.after), step.why
-    sizes = {pool: replicas for (each, pool), replicas in decision.replicas.items() if each == role}
+    sizes = {key[1]: decision.serving(key) for key in decision.replicas if key[0] == role}
     why = ", ".join(f"{pool} {replicas}" for pool, replicas in sizes.items())
+    if decision.flipped is not None and role in (decision.flipped.home[0], decision.flipped.to[0]):
+        why += f"; {flipped_text(decision.flipped)}"
     yield role, "result", "", str(sum(sizes.values())), why
+
+
+def flipped_text(flipped: Flipped) -> str:
+    """As text.
+
+    >>> flipped_text(Flipped(("prefill", "a"), ("decode", "b"), 1))
+    '1 worker of prefill/a serves as decode/b'
+    """
+    home, to = "/".join(flipped.home), "/".join(flipped.to)
+    workers = "1 worker" if flipped.workers == 1 else f"{flipped.workers} workers"
+    return f"{workers} of {home} {'serves' if flipped.workers == 1 else 'serve'} as {to}"
 
 
 def _number(value: float | None) -> str:
@@ -59,9 +88,10 @@ def summary(decision: ScalingDecision) -> str:
         if "/" in step.subject:
             first.setdefault(step.subject, step.before)
             last[step.subject] = step.after
-    return ", ".join(
-        f"{pool} {first[pool]} to {last[pool]}" for pool in first if first[pool] != last[pool]
-    )
+    changed = [pool for pool in first if first[pool] != last[pool]]
+    by_rule = dict.fromkeys(step.rule for step in decision.steps if step.rule in _FLIPS)
+    changes = [f"{pool} {first[pool]} to {last[pool]}" for pool in changed]
+    return ", ".join([*changes, *(_FLIPS[rule] for rule in by_rule)])
 
 
 def remembered(entries: object, decision: ScalingDecision) -> list[dict[str, Any]]:
@@ -79,6 +109,7 @@ def write_record(decision: ScalingDecision) -> dict[str, Any]:
             {"role": role, "pool": pool, "replicas": number}
             for (role, pool), number in decision.replicas.items()
         ],
+        **({"flipped": [write_flipped(decision.flipped)]} if decision.flipped else {}),
         "inputs": [
             {name: value for name, value in each.items() if value is not None} for each in inputs
         ],
@@ -91,6 +122,26 @@ def write_record(decision: ScalingDecision) -> dict[str, Any]:
             for each in decision.problems[:MAX_PROBLEMS]
         ],
     }
+
+
+def write_flipped(flipped: Flipped) -> dict[str, Any]:
+    role, pool = flipped.home
+    return {"role": role, "pool": pool, "servesPool": flipped.to[1], "workers": flipped.workers}
+
+
+def read_flipped(entry: Mapping[str, Any]) -> Flipped:
+    """Raises KeyError, TypeError or ValueError for what `write_flipped` did not write."""
+    role = str(entry["role"])
+    other = {"prefill": "decode", "decode": "prefill"}[role]
+    pools = (role, str(entry["pool"])), (other, str(entry["servesPool"]))
+    return Flipped(*pools, min(max(0, int(entry["workers"])), MAX_REPLICAS))
+
+
+def read_flips(field: Mapping[str, Any]) -> Iterator[Flipped]:
+    """Flips of `status.autoscaling`; entries that cannot be read are left out."""
+    for entry in mappings(field.get("flipped")):
+        with suppress(KeyError, TypeError, ValueError):
+            yield read_flipped(entry)
 
 
 _INPUTS = TypeAdapter(tuple[DecisionInput, ...])
@@ -109,6 +160,7 @@ def read_record(entry: Any) -> ScalingDecision | None:
             _STEPS.validate_python(entry["steps"]),
             tuple(Problem(each["reason"], each["message"]) for each in entry["problems"]),
             datetime.fromisoformat(entry["at"]).astimezone(UTC),
+            next(map(read_flipped, entry.get("flipped", ())), None),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None

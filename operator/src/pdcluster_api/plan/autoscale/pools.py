@@ -244,6 +244,15 @@ def worker_weight(spec: PDClusterSpec, role: str, pool: PoolSpec) -> float:
     return of_one * spec.gpus_per_replica(role, pool)
 
 
+def flexible_pair(spec: PDClusterSpec) -> tuple[PoolKey, PoolKey] | None:
+    """Keys of the flexible pools of prefill and of decode; None = there are none."""
+    declared = spec.roles.computing()
+    found = {role: pool for role in declared for pool in declared[role].pools if pool.flexible}
+    if not found:
+        return None
+    return ("prefill", found["prefill"].name), ("decode", found["decode"].name)
+
+
 def relative_price(spec: PDClusterSpec, gpu: str) -> float:
     """Price of one accelerator, by `autoscale.cost`; where that names no type, and the types of all
     pools have one, by pricePerHour.

@@ -17,6 +17,13 @@ NEVER_ALONE: Final = "neverAlone"
 RATIO: Final = "ratio"
 BUDGET: Final = "budget"  # accelerators in all and by type
 POOL: Final = "pool"  # which pool of a role grows or shrinks
+FLIP: Final = "flip"  # a worker of a flexible pool takes the other role
+FLIP_BACK: Final = "flipBack"  # it takes its own again
+
+# The least time for which one role must have missed a worker that the other can spare, and how many
+# times the last flip's own time: a change of role that is taken back costs twice
+FLIP_SECONDS: Final = 60.0
+FLIP_COST: Final = 2.0
 
 # Rounds of scrapes after which a new worker is thought to carry its part; its source gives a new
 # decode worker as many intervals

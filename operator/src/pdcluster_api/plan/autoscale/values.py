@@ -1,5 +1,6 @@
 """Inputs and results of the autoscaler. `at` and `now` are monotonic seconds, ratios 0 to 1."""
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -99,7 +100,7 @@ class PoolFacts:
     role: str
     pool: str
     gpu: str
-    replicas: int  # what the last recorded decision asks for
+    replicas: int  # workers that serve its role, by what the last recorded decision asks for
     current: int  # pods that exist, those that end included
     ready: int  # pods that are ready and do not end
     ending: int = 0  # pods that drain or terminate: they hold their accelerators meanwhile
@@ -123,26 +124,37 @@ class PoolFacts:
     holdings: tuple[Holding, ...] = ()
     # accelerators of a worker that it gets, and of its pods without holdings
     gpus_per_replica: int = 1
+    # of a flexible pool: how many more workers its StatefulSet is asked for than serve its role;
+    # negative = fewer, and the others are of the other pool
+    num_away: int = 0
+    is_flipping: bool = False  # a worker of the pair has yet to take the role that it should have
+    may_flip: bool = False  # another worker may change its role
+    has_next: bool = False  # the next worker of this pool to do so is ready
 
     @property
     def key(self) -> PoolKey:
         return self.role, self.pool
 
+    @property
+    def num_requested(self) -> int:
+        """Workers that its StatefulSet is asked for."""
+        return self.replicas + self.num_away
+
     def held(self, replicas: int) -> Amounts:
-        """The most at a time while the pool moves to that size.  Each StatefulSet holds its own:
+        """The most at a time while so many come to serve.  Each StatefulSet holds its own:
         pods of one make no room in another, and several may grow. Terminating pods without names
         stand on the ordinals that growth would use: growth takes them back, or waits for them.
         """
         workers = accelerators = 0
         for each in self._holdings:
-            number = each.held(replicas)
+            number = each.held(replicas + self.num_away)
             workers += number
             accelerators += number * each.gpus_per_replica
         return Amounts(workers, accelerators)
 
     @cached_property
     def _holdings(self) -> tuple[Holding, ...]:
-        top = max(self.top, self.replicas + self.ending)
+        top = max(self.top, self.num_requested + self.ending)
         unnamed = Holding(self.current, top, (), grows=True, gpus_per_replica=self.gpus_per_replica)
         return self.holdings or (unnamed,)
 
@@ -153,6 +165,17 @@ class Clock:
 
     now: float
     wall: datetime
+
+
+@dataclass(frozen=True)
+class FlipMemory:
+    """Facts of flips for the next decision."""
+
+    # the role that misses a worker which the other can give, and since when
+    request: tuple[str, float] | None = None
+    begun: float | None = None  # when the one under way was decided
+    last: float = -math.inf  # when the last one was
+    seconds: float = 0.0  # that the last one took, most of it to drain
 
 
 @dataclass(frozen=True)
@@ -171,6 +194,7 @@ class Memory:
     advised: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
     # by role and kind of latency
     corrections: Mapping[tuple[str, str], Correction] = field(default_factory=dict)
+    flips: FlipMemory = FlipMemory()
 
 
 @dataclass(frozen=True)

@@ -246,9 +246,9 @@ def _has_ready(desired: int, state: WorkloadState, worker_records: WorkerRecords
     return any(
         pod.ready
         and not pod.terminating
-        and ordinal_of(pod) < num_staying
+        and (ordinal_of(pod) < num_staying or pod in state.guests)
         and pod.name not in commanded
-        for pod in state.pods
+        for pod in state.serving_pods
     )
 
 

@@ -35,6 +35,11 @@ class DeclaredPool:
     gpu: str
     desired: int  # workers
     note: str | None = None  # remark on that number for a user; None = none
+    num_away: int = 0  # how many more pods it has than serve its role; negative = fewer
+
+    @property
+    def num_pods(self) -> int:
+        return self.desired + self.num_away
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class PoolView:
 
     @property
     def updated(self) -> int:
-        return 0 if self.target is None else self.target.updated
+        return 0 if self.target is None else self.target.updated - self.target.num_away
 
     @property
     def num_target_ready(self) -> int:
@@ -223,7 +228,7 @@ class Workloads:
         pods = (pod for state in same for pod in state.pods)
         return PoolView(
             pool,
-            sum(state.current for state in states),
+            sum(state.current - state.num_away for state in states),
             target=declared,
             shown=self.serving(role, pool.name, serving) or declared,
             ending=tuple(pod for pod in pods if pod.terminating),

@@ -36,6 +36,19 @@ class DecisionInput:
 
 
 @dataclass(frozen=True)
+class Flipped:
+    """Workers of a flexible pool that serve as those of the other one: its lowest ordinals."""
+
+    home: PoolKey
+    to: PoolKey
+    workers: int
+
+    def away(self, key: PoolKey) -> int:
+        """Workers of a pool that serve the other role; negative = those of the other pool here."""
+        return {self.home: self.workers, self.to: -self.workers}.get(key, 0)
+
+
+@dataclass(frozen=True)
 class ScalingDecision:
     """The replicas of every pool, how they came about, what stood in the way, and when it was."""
 
@@ -44,6 +57,10 @@ class ScalingDecision:
     steps: tuple[DecisionStep, ...] = ()
     problems: tuple[Problem, ...] = ()
     at: datetime = _NEVER
+    flipped: Flipped | None = None  # None = each worker serves as one of its pool
+
+    def serving(self, key: PoolKey) -> int:
+        return self.replicas[key] - (self.flipped.away(key) if self.flipped else 0)
 
 
 @dataclass(frozen=True)
@@ -130,6 +147,19 @@ class WorkloadState:
     # type of accelerator, as the workload's snapshot or else its pods have it; empty = unknown
     gpu: str = ""
     gpus_per_replica: int = 0  # accelerators of a worker, by the same; 0 = unknown
+    # of a flexible pool: its pods that serve the other role, and those of the other pool that serve
+    # this one; `ready` is without the first and with the second
+    away: frozenset[str] = frozenset()
+    guests: tuple[PodState, ...] = ()
+
+    @property
+    def serving_pods(self) -> tuple[PodState, ...]:
+        return (*(pod for pod in self.pods if pod.name not in self.away), *self.guests)
+
+    @property
+    def num_away(self) -> int:
+        """Pods that serve the other role, less those of the other pool that serve this one."""
+        return len(self.away) - len(self.guests)
 
     @property
     def num_pods(self) -> int:
@@ -206,6 +236,9 @@ class WorkerRecords:
     devices: Mapping[str, WorkerDevice] = field(default_factory=dict)
     # (tier of KV, why it does not work) of the workers that have any, by pod
     stopped_tiers: Mapping[str, StoppedTiers] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)  # that pods are commanded to have
+    # that workers have by such a command, by pod; another registered one has that of its pod
+    serves: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pdcluster_api.plan.autoscale.explain import read_record, remembered, summary
+from pdcluster_api.plan.autoscale.explain import (
+    read_record,
+    remembered,
+    summary,
+    write_flipped,
+)
+from pdcluster_api.plan.flips import FIELD as FLIPPED
+from pdcluster_api.plan.flips import FlippedSet
 from pdcluster_api.plan.observed.pools import DeclaredRevision, Workloads
-from pdcluster_api.plan.observed.state import Observed, Previous, ScalerState, WorkloadState
+from pdcluster_api.plan.observed.state import (
+    Observed,
+    Previous,
+    ScalerState,
+    WorkloadState,
+    mappings,
+)
 from pdcluster_api.plan.result import PlannedEvent
 from pdcluster_api.plan.sizes import PoolSize, together
 from pdcluster_api.plan.status.condition import MAX_MESSAGE, Condition
@@ -41,11 +54,11 @@ def recorded(status: Mapping[str, Any], mode: str) -> dict[PoolKey, int] | None:
 
 def is_new(spec: AutoscaleSpec, observed: Observed) -> bool:
     decided = observed.decision
-    return (
-        decided is not None
-        and spec.mode != OFF
-        and dict(decided.replicas) != recorded(observed.status, spec.mode)
-    )
+    if decided is None or spec.mode == OFF:
+        return False
+    before = [_without_set(each) for each in mappings(_field(observed.status).get(FLIPPED))]
+    after = [] if decided.flipped is None else [write_flipped(decided.flipped)]
+    return dict(decided.replicas) != recorded(observed.status, spec.mode) or before != after
 
 
 def has_changed(spec: AutoscaleSpec, observed: Observed) -> bool:
@@ -81,14 +94,28 @@ def autoscaled(
     return together(found)
 
 
-def autoscaling_fields(spec: AutoscaleSpec, observed: Observed) -> dict[str, Any]:
-    """Empty with mode Off; unchanged without a decision that changes something."""
+def _field(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    return Previous(status).mapping(FIELD)
+
+
+def _without_set(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in entry.items() if name != "statefulSet"}
+
+
+def autoscaling_fields(
+    spec: AutoscaleSpec, observed: Observed, flips: FlippedSet | None = None
+) -> dict[str, Any]:
+    """Empty with mode Off; unchanged without a decision that changes something, but for flips,
+    which a roll out ends.
+    """
     before = observed.status.get(FIELD)
+    flipped = {} if flips is None else {FLIPPED: [flips.as_status()]}
     if spec.mode == OFF:
         return {}
     decided = observed.decision
     if decided is None or not is_new(spec, observed):
-        return {FIELD: before} if before else {}
+        kept = {name: each for name, each in _field(observed.status).items() if name != FLIPPED}
+        return {FIELD: {**kept, **flipped}} if kept else {}
     entries = before.get("lastDecisions") if isinstance(before, Mapping) else None
     sizes = [
         {"role": role, "pool": pool, "replicas": number}
@@ -99,6 +126,7 @@ def autoscaling_fields(spec: AutoscaleSpec, observed: Observed) -> dict[str, Any
         FIELD: {
             "mode": spec.mode,
             "replicas": sizes,
+            **flipped,
             "lastDecisions": [{"mode": spec.mode, **newest}, *older],
         }
     }

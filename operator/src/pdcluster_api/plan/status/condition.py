@@ -184,16 +184,17 @@ def still_loading(view: RoleView) -> Iterator[str]:
 
 
 def _is_surplus(pod: PodState, pool: PoolView) -> bool:
-    return ordinal_of(pod) >= pool.desired
+    return ordinal_of(pod) >= pool.declared.num_pods
 
 
 def _problems(pool: PoolView) -> Iterator[tuple[str, str, str, int]]:
     target = pool.target
     if target is None:
         return
-    if target.fault is not None and target.current < pool.desired:
+    missing = pool.declared.num_pods - target.current
+    if target.fault is not None and missing > 0:
         message = f"pool {pool.declared.name}: {target.fault.message}"
-        yield target.id.name, target.fault.reason, message, pool.desired - target.current
+        yield target.id.name, target.fault.reason, message, missing
     for pod in target.pods:
         if pod.problem is None or pod.ready or _is_surplus(pod, pool):
             continue

@@ -60,10 +60,15 @@ def reports_of(
     worker_records: WorkerRecords, workloads: Iterable[WorkloadState]
 ) -> DisaggregationReports:
     """Records of one revision's pods, without those of terminating pods."""
-    pods = [
-        pod for state in workloads if not state.gone for pod in state.pods if not pod.terminating
+    by_role = [
+        (state.id.role, pod)
+        for state in workloads
+        if not state.gone
+        for pod in state.serving_pods
+        if not pod.terminating
     ]
-    prefill = {pod.name: pod.ready for pod in pods if pod.workload.role == PREFILL}
+    pods = [pod for _, pod in by_role]
+    prefill = {pod.name: pod.ready for role, pod in by_role if role == PREFILL}
     known = {
         pod.name: worker_records.disaggregation[pod.name]
         for pod in pods

@@ -108,7 +108,7 @@ class Pairs:
         num_ready, decode = Counter[str](), defaultdict[str, tuple[str, ...]](tuple)
         for state in existing:
             if state.id.role == PREFILL:
-                num_ready[state.id.pool] += state.ready
+                num_ready[state.id.pool] += state.ready - sum(pod.ready for pod in state.guests)
             elif state.id.role == "decode":
                 decode[state.id.pool] += _ready(state)
         found = {
@@ -139,7 +139,9 @@ class Pairs:
 
 
 def _ready(state: WorkloadState) -> tuple[str, ...]:
-    return tuple(pod.name for pod in state.pods if pod.ready and not pod.terminating)
+    """Workers of the pool itself: a pair is verified between those that its pools have."""
+    pods = (pod for pod in state.pods if pod.name not in state.away)
+    return tuple(pod.name for pod in pods if pod.ready and not pod.terminating)
 
 
 @dataclass(frozen=True)

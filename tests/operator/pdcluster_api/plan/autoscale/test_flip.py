@@ -1,0 +1,181 @@
+"""Workers of flexible pools change their role where budget stops the other one from growing."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdcluster_api.plan.autoscale.explain import explained, read_record, summary, write_record
+from pdcluster_api.plan.autoscale.values import FlipMemory, Memory
+from pdcluster_api.plan.observed.state import Flipped
+from tests.operator.pdcluster_api.plan.autoscale.flip_world import FlipWorld
+from tests.operator.pdcluster_api.plan.autoscale.worlds import D, P, make_spec, pool
+
+BUSY, SPARE = 2.5, 0.5  # workers' worth of work
+
+
+def flexible(number: int, low: int = 1, high: int = 8) -> dict[str, Any]:
+    return pool(number, minReplicas=low, maxReplicas=high, flexible=True)
+
+
+def world(
+    prefill: int = 3,
+    decode: int = 2,
+    *,
+    load: tuple[float, float] = (SPARE, BUSY),
+    lows: tuple[int, int] = (1, 1),
+    total: int | None = None,
+    drain_seconds: float = 20.0,
+    **autoscale: Any,
+) -> FlipWorld:
+    """Decode needs more than it has, and the budget has no room."""
+    budget = {"total": prefill + decode if total is None else total}
+    spec = make_spec(
+        prefill=[flexible(prefill, lows[0])],
+        decode=[flexible(decode, lows[1])],
+        budget=budget,
+        **autoscale,
+    )
+    loads = dict(zip(("prefill", "decode"), load, strict=True))
+    return FlipWorld(spec, {P: prefill, D: decode}, loads, drain_seconds=drain_seconds)
+
+
+def test_budget_that_stops_a_role_lets_a_worker_of_the_other_change_to_it():
+    found = world().run(100)
+    assert found.flipped == Flipped(P, D, 1)
+    assert found.sizes == {P: 3, D: 2}
+    assert (found.serving(P), found.serving(D)) == (2, 3)
+    decision = next(each for each in found.outcomes if each.decision.flipped).decision
+    assert summary(decision) == "prefill/x 3 to 2, decode/x 2 to 3, a worker changes its role"
+    assert read_record(write_record(decision)) == decision
+    results = {row[0]: row[3:] for row in explained(decision) if row[1] == "result"}
+    text = "1 worker of prefill/x serves as decode/x"
+    assert results == {"prefill": ("2", f"x 2; {text}"), "decode": ("3", f"x 3; {text}")}
+
+
+def test_decode_worker_changes_to_prefill_likewise():
+    found = world(2, 3, load=(BUSY, SPARE)).run(100)
+    assert found.flipped == Flipped(D, P, 1)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param(world(total=8), id="the-budget-has-room"),
+        pytest.param(world(lows=(3, 1)), id="at-its-minimum"),
+        pytest.param(world(1, 2), id="its-last-worker"),
+        pytest.param(world(load=(2.1, BUSY)), id="it-needs-them"),
+        pytest.param(world(ratio={"min": 1.2}), id="the-ratio-would-break"),
+    ],
+)
+def test_no_worker_changes_its_role_where(found: FlipWorld):
+    assert found.run(280).flipped is None
+
+
+def test_no_worker_changes_its_role_while_a_roll_out_runs():
+    found = world()
+    found.may_flip = False
+    assert found.run(280).flipped is None
+    found.may_flip = True
+    assert found.run(10).flipped == Flipped(P, D, 1)
+
+
+def test_need_has_to_last_without_a_pause():
+    found = world().run(50)
+    found.load = {"prefill": SPARE, "decode": 1.0}
+    found.run(15)
+    found.load = {"prefill": SPARE, "decode": BUSY}
+    assert found.run(50).flipped is None
+    assert found.run(50).flipped == Flipped(P, D, 1)
+
+
+def test_slow_drain_lets_the_next_one_wait_longer():
+    found = world(4, 2, load=(SPARE, 6.0), drain_seconds=100.0).run(80)
+    assert found.flips == 1
+    found.run(100)  # it drains
+    assert found.is_flipping is False
+    assert found.run(180).flips == 1
+    assert found.memory.flips.seconds == pytest.approx(100.0, abs=6.0)
+    assert found.run(60).flips == 2
+
+
+def test_one_worker_at_a_time_changes_its_role():
+    found = world(4, 2, load=(SPARE, 6.0), drain_seconds=1000.0, scaleDown={"windowSeconds": 3600})
+    assert found.run(900).flips == 1
+    assert found.run(2200).flips == 2
+
+
+def test_role_that_needs_no_more_gives_the_worker_back_before_it_shrinks():
+    found = world(lows=(2, 1)).run(150)
+    assert found.flips == 1
+    found.load = {"prefill": SPARE, "decode": SPARE}
+    found.run(290)
+    assert found.flips == 1
+    found.run(200)
+    assert (found.flips, found.sizes[D]) == (0, 2)
+    assert found.serving(P) == 3
+
+
+def test_role_below_its_minimum_gets_its_worker_back_at_once():
+    found = world().run(150)
+    assert found.flips == 1
+    raised = world(lows=(3, 1)).spec
+    found.spec = raised
+    outcome = found.decide()
+    assert outcome.decision.flipped is None
+    assert "a worker of prefill takes its own role again" in outcome.decision.steps[-1].why
+
+
+def test_needs_that_turn_round_bring_the_worker_back_and_then_another():
+    found = world(3, 3, load=(SPARE, 2.9)).run(150)
+    assert found.flips == 1
+    found.load = {"prefill": 2.9, "decode": SPARE}
+    found.run(260)
+    assert found.flips == 0
+    found.run(100)
+    assert found.flips == -1
+
+
+def test_budget_that_is_cut_leaves_each_role_a_worker_of_its_own():
+    found = world(4, 1, load=(SPARE, 6.0)).run(600)
+    assert found.flips >= 2
+    found.spec = world(4, 1, load=(SPARE, 6.0), total=2).spec
+    found.run(300)
+    assert found.sizes == {P: 1, D: 1}
+    assert found.flips == 0
+
+
+def test_without_its_memory_a_decision_waits_again():
+    found = world().run(50)
+    found.memory = Memory()
+    assert found.run(50).flipped is None
+    assert found.memory.flips == FlipMemory(request=("decode", found.memory.flips.request[1]))
+
+
+LOADS = st.tuples(st.floats(0.0, 6.0), st.floats(0.0, 6.0), st.integers(1, 60))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    lows=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    loads=st.lists(LOADS, min_size=1, max_size=6),
+    drain=st.sampled_from([5.0, 40.0, 200.0]),
+)
+def test_walk_keeps_minima_budget_and_one_change_at_a_time_and_comes_to_rest(
+    sizes, lows, loads, drain
+):
+    lows = tuple(min(low, size) for low, size in zip(lows, sizes, strict=True))
+    found = world(*sizes, lows=lows, drain_seconds=drain)
+    for prefill, decode, rounds in (*loads, (loads[-1][0], loads[-1][1], 720)):
+        found.load = {"prefill": prefill, "decode": decode}
+        for _ in range(rounds):
+            before, was_flipping = found.flips, found.is_flipping
+            found.run(5)
+            assert abs(found.flips - before) <= (0 if was_flipping else 1)
+            assert sum(found.sizes.values()) <= sum(sizes)
+            for key, low in zip((P, D), lows, strict=True):
+                assert found.serving(key) >= max(1, low)
+                assert found.sizes[key] > max(0, found.away(key))
+    assert not any(outcome.changed for outcome in found.outcomes[-180:])
