@@ -51,6 +51,7 @@ class Rule:
 
 
 ENGINELESS = ("router", "picker")
+ATTAINED = at("spec.autoscale", {"mode": "Advise", "objective": {"ttft": {"seconds": 1.0}}})
 BLUE_GREEN = at("spec.rollout.strategy", "BlueGreen")
 OWN_PICKER = at("spec.service.endpointPicker", {})
 
@@ -398,6 +399,24 @@ RULES: list[Case | Rule] = [
     (rolling(onFailure="Pause"), at("spec.rollout", {"onFailure": "Pause"})),
     (rolling(onFailure="Rollback", bakeSeconds=0), rolling(bakeSeconds=60)),
     (rolling(onFailure="Pause", whenUnknown="Continue"), rolling(whenUnknown="Continue")),
+    (
+        both(ATTAINED, rolling(onFailure="Pause", minRequests=9)),
+        both(ATTAINED, rolling(minRequests=9)),
+    ),
+    (
+        both(ATTAINED, rolling(onFailure="Pause", minRequests=9)),
+        rolling(onFailure="Pause", minRequests=9),
+    ),
+    (
+        both(
+            at("spec.autoscale", {"mode": "Advise", "decode": {"tpotSeconds": 1.0}}),
+            rolling(onFailure="Pause", minRequests=9),
+        ),
+        both(
+            at("spec.autoscale", {"mode": "Off", "objective": {"itl": {"seconds": 1.0}}}),
+            rolling(onFailure="Pause", minRequests=9),
+        ),
+    ),
     *MODEL_RULES,
     *ETCD_RULES,
     *AUTOSCALE_RULES,

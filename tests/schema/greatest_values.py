@@ -4,6 +4,7 @@ COUNT, WEEK, WEIGHT = (1 << 31) - 1, 604_800, 1_000_000
 
 GREATEST: dict[str, int] = {
     "spec.rollout.bakeSeconds": WEEK,
+    "spec.rollout.minRequests": COUNT,
     "spec.rollout.gracePeriodSeconds": WEEK,
     "spec.rollout.drainTimeoutSeconds": WEEK,
     "spec.rollout.progressDeadlineSeconds": WEEK,

@@ -298,6 +298,7 @@ GOOD: dict[str, Change] = {
     ),
     "greatest numbers": both(
         at("spec.rollout", {"strategy": "Rolling", "onFailure": "Pause"}),
+        at("spec.autoscale.mode", "Advise"),
         *(at(path, most) for path, most in GREATEST.items()),
     ),
     "most replicas": at(f"{POOL}.replicas", 1024),
@@ -408,6 +409,10 @@ GOOD: dict[str, Change] = {
     "a roll out with gates": at(
         "spec.rollout",
         {"strategy": "Rolling", "onFailure": "Pause", "bakeSeconds": 0, "whenUnknown": "Continue"},
+    ),
+    "a roll out by latencies": both(
+        at("spec.autoscale", {"mode": "Advise", "prefill": {"ttftSeconds": 1.0}}),
+        at("spec.rollout", {"strategy": "Rolling", "onFailure": "Pause", "minRequests": 1}),
     ),
     "shared memory": at("spec.roles.decode.sharedMemory", "64Gi"),
     "longest name": at("metadata.name", "c" * 31),

@@ -68,7 +68,10 @@ STAYS: dict[str, Change] = {
     "endpoint picker": at("spec.service.endpointPicker", {"name": "picker"}),
     "strategy": at("spec.rollout.strategy", "Recreate"),
     "steps": at("spec.rollout", {"strategy": "Rolling", "maxSurge": 2}),
-    "gates": at("spec.rollout", {"strategy": "Rolling", "onFailure": "Rollback", "bakeSeconds": 9}),
+    "gates": both(
+        at("spec.rollout", {"strategy": "Rolling", "onFailure": "Rollback", "minRequests": 9}),
+        at("spec.autoscale", {"mode": "Advise", "objective": {"ttft": {"seconds": 1.0}}}),
+    ),
     "network policy": at("spec.networkPolicy.enabled", False),
     "etcd that is run here": at(
         "spec.discovery.etcd", {"image": "etcd:3", "replicas": 3, "storage": {"size": "1Gi"}}

@@ -1337,6 +1337,40 @@ BAD = [
     ),
     wrong(
         "spec.rollout",
+        {"strategy": "Rolling", "minRequests": 9},
+        "is for roll outs with gates, which onFailure asks for; give onFailure too, or leave it "
+        "out",
+        fault_at="spec.rollout.minRequests",
+    ),
+    wrong(
+        "spec.rollout",
+        {"strategy": "Rolling", "onFailure": "Pause", "minRequests": 0},
+        "must be at least 1, not 0; raise it",
+        fault_at="spec.rollout.minRequests",
+    ),
+    *(
+        InvalidObject(
+            both(
+                at(
+                    "spec.rollout",
+                    {"strategy": "Rolling", "onFailure": "Pause", "minRequests": 9},
+                ),
+                at("spec.autoscale", autoscale),
+            ),
+            "spec.rollout.minRequests: asks for latencies that nothing reads, or that have no "
+            "objective; set autoscale.mode to Advise or On and give autoscale.objective.ttft or "
+            "itl, or leave it out",
+            "spec.rollout.minRequests",
+        )
+        for autoscale in (
+            {},
+            {"mode": "Advise"},
+            {"mode": "Advise", "objective": {"queue": {"seconds": 1.0}}},
+            {"objective": {"ttft": {"seconds": 1.0}}},
+        )
+    ),
+    wrong(
+        "spec.rollout",
         {"strategy": "Rolling", "onFailure": "Pause", "whenUnknown": "Fail"},
         "must be 'Pause' or 'Continue', not 'Fail'; change it to that",
         fault_at="spec.rollout.whenUnknown",

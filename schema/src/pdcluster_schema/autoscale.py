@@ -295,6 +295,13 @@ class AutoscaleSpec(SpecSection):
         """Age up to which a round of scrapes counts."""
         return (self.stale_after + 1) * self.interval_seconds
 
+    @property
+    def has_latency_objective(self) -> bool:
+        """True if a latency of requests has one, of which the queue is a part alone."""
+        given = (self.objective.ttft, self.objective.itl)
+        seconds = (self.prefill.ttft_seconds, self.decode.tpot_seconds)
+        return any(each is not None for each in (*given, *seconds))
+
     @model_validator(mode="after")
     def _each_objective_is_given_once(self) -> Self:
         for new, old, both in (

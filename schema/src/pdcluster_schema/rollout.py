@@ -7,7 +7,7 @@ from pydantic import Field, PlainValidator
 from pydantic.alias_generators import to_snake
 
 from pdcluster_schema.section import Cel, Crd, Rule, SpecSection, rule
-from pdcluster_schema.values import MAX_SECONDS, MAX_WORKERS, WholeSeconds
+from pdcluster_schema.values import MAX_SECONDS, MAX_WORKERS, Positive, WholeSeconds
 
 _SHARE = re.compile(r"(100|[1-9]?[0-9])%")
 
@@ -115,6 +115,11 @@ class RolloutSpec(SpecSection):
     """Outcome of a gate of which a fact is unknown when bakeSeconds are over, such as KV that could
     not be verified: Pause = it waits until all are; Continue = it passes.  By default Pause.
     """
+    min_requests: Positive | None = None
+    """Requests of the new revision, since its workers of a step are ready, from which its latencies
+    count; asks the gate for them: they have to hold autoscale.objective, or be no worse than those
+    of the old revision in the same time.  By default they are not looked at.
+    """
     grace_period_seconds: Annotated[int, Field(ge=10, le=MAX_SECONDS)] = 300
     """Seconds that a stopped worker has to finish its streams before it is killed."""
     drain_timeout_seconds: WholeSeconds | None = None
@@ -133,6 +138,7 @@ class RolloutSpec(SpecSection):
         _for_rolling("onFailure"),
         _with_gates("bakeSeconds"),
         _with_gates("whenUnknown"),
+        _with_gates("minRequests"),
         Rule(
             cel="self.?strategy.orValue('BlueGreen') != 'Rolling' || !has(self.maxSurge) || "
             f"!({_is_0('maxSurge')}) || has(self.maxUnavailable) && !({_is_0('maxUnavailable')})",

@@ -20,6 +20,7 @@ from pdcluster_schema.flexible_rules import flexible_rules
 from pdcluster_schema.kv_tier_rules import kv_tier_rules
 from pdcluster_schema.ports import MAX_ENGINES, MAX_RANKS
 from pdcluster_schema.qos_rules import each_role, qos_rules
+from pdcluster_schema.rollout_rules import rollout_rules
 from pdcluster_schema.routing import PREFILL_PARTS
 from pdcluster_schema.section import Cel, Rule
 from pdcluster_schema.sections import COMPUTING, ROLES
@@ -73,7 +74,7 @@ def spec_rules() -> Iterator[Cel | Rule]:
     yield from _one_role_rules()
     yield from qos_rules()
     yield _picker_rule()
-    yield _rolling_rule()
+    yield from rollout_rules()
     yield from _stock_engine_rules()
     yield from front_end_rules()
     yield from stock_rules()
@@ -245,20 +246,6 @@ def _one_role_rules() -> Iterator[Rule]:
         "does not",
         fix="leave it out, or set engine.type: pdcluster",
         at="routing.branches",
-    )
-
-
-def _rolling_rule() -> Rule:
-    return Rule(
-        cel="self.?rollout.?strategy.orValue('BlueGreen') != 'Rolling' || "
-        "!has(self.roles.router) && !has(self.roles.picker)",
-        holds=lambda spec: (
-            spec.rollout.strategy != "Rolling" or not (spec.roles.router or spec.roles.picker)
-        ),
-        reason="Rolling is for clusters without routers and pickers of their own, which lead to "
-        "workers of one revision alone",
-        fix="set BlueGreen, or leave roles.router and roles.picker out",
-        at="rollout.strategy",
     )
 
 

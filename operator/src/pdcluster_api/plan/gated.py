@@ -1,6 +1,6 @@
 """The gate of the roll out that a plan carries out: its facts, and what the status says. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pdcluster_api.plan.cluster import DesiredState
@@ -9,15 +9,17 @@ from pdcluster_api.plan.gates import (
     Gate,
     GateFacts,
     RolloutCommand,
+    attainment_check,
     bake_seconds_left,
     gate_problem,
+    is_unknown,
     next_gate,
     read_gate,
     rolled_back_text,
     waits_for,
 )
 from pdcluster_api.plan.observed.pools import PREFILL
-from pdcluster_api.plan.observed.state import Problem, WorkloadState
+from pdcluster_api.plan.observed.state import Attainment, Problem, WorkloadState
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_schema import conditions as words
 from pdcluster_schema.revision import is_rolled_back
@@ -75,14 +77,28 @@ def gate_result(desired: DesiredState, check: Check | None) -> GateResult:
         condition = Condition.true(words.ROLLED_BACK, gate.reason, text)
         return GateResult(gate, condition, requeue_after_seconds=0.0)
     problem = gate_problem(gate, facts, spec, command, now)
+    seconds = bake_seconds_left(gate, spec, now)
+    if spec.min_requests is not None and is_unknown(gate, facts, spec, now):
+        seconds = float(inputs.cluster.spec.autoscale.interval_seconds)  # the next round of scrapes
     is_baking = gate is not None and gate.state == "Baking"
     return GateResult(
         gate,
         problem and Condition.true(words.ROLLOUT_PAUSED, problem.reason, problem.message),
-        0.0 if gate != inputs.gate else bake_seconds_left(gate, spec, now),
+        0.0 if gate != inputs.gate else seconds,
         has_passed=inputs.gate is not None and (gate is None or gate.passed > inputs.gate.passed),
         waits=waits_for(gate, facts, spec, now) if gate is not None and is_baking else "",
     )
+
+
+def _attained(desired: DesiredState) -> Iterator[Check]:
+    """Latencies, once the time of the gate is over: the first requests are slow."""
+    inputs, spec = desired.inputs, desired.inputs.cluster.spec.rollout
+    least, gate = spec.min_requests, inputs.gate
+    if least is None or gate is None or gate.since is None or gate.state != "Baking":
+        return
+    if bake_seconds_left(gate, spec, desired.now) is None:
+        found = inputs.observed.attainment or Attainment()
+        yield attainment_check(found, least, inputs.rollout_name, gate.since)
 
 
 def _facts(desired: DesiredState, check: Check | None) -> GateFacts:
@@ -95,6 +111,6 @@ def _facts(desired: DesiredState, check: Check | None) -> GateFacts:
         rolling.step.steps,
         rolling.step.finished,
         rolling.origin,
-        checks=() if check is None else (check,),
+        checks=(*(() if check is None else (check,)), *_attained(desired)),
         stalled=None if rollout is None or rollout.rolled_back else rollout.stalled,
     )

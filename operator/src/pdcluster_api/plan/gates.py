@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 
 from pydantic import TypeAdapter
 
-from pdcluster_api.plan.observed.state import Problem
+from pdcluster_api.plan.observed.state import Attainment, Problem, RevisionLatency
 from pdcluster_schema import conditions as words
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import at_revision, rollout_name
@@ -271,6 +271,52 @@ def _went_back(gate: Gate, facts: GateFacts, reason: str, why: str, now: str) ->
         return gate
     message = f"{why}; it cannot go back: {facts.origin}"
     return replace(gate, state="Failed", since=now, reason=reason, message=message)
+
+
+LEAST_WORSE = 1.1  # how many times the old revision's a latency may be and still be no worse
+
+
+def attainment_check(found: Attainment, least: int, revision: str, since: str) -> Check:
+    """Fact that latencies hold their objectives, or are no worse than the old revision's.
+
+    least: requests from which they count
+    """
+    if found.num_requests < least:
+        text = f"revision {revision} has answered fewer than {least} requests since {since}"
+        return Check("Unknown", text)
+    judged = [(_latency_status(each), each) for each in found.latencies]
+    for status in ("False", "Unknown"):
+        wrong = next((each for one, each in judged if one == status), None)
+        if wrong is not None:
+            return Check(status, _latency_text(wrong, revision, found.num_requests))
+    held = (f"{each.name} {_seconds(each.new)}" for each in found.latencies)
+    return Check("True", f"{', '.join(held)} over {found.num_requests} requests")
+
+
+def _latency_status(latency: RevisionLatency) -> Literal["True", "False", "Unknown"]:
+    if latency.new is None:
+        return "Unknown"
+    if latency.new <= latency.objective:
+        return "True"
+    if latency.old is None:
+        return "Unknown"
+    return "True" if latency.new <= LEAST_WORSE * latency.old else "False"
+
+
+def _latency_text(latency: RevisionLatency, revision: str, num_requests: int) -> str:
+    if latency.new is None:
+        return f"too few samples of {latency.name} of revision {revision}"
+    compared = f"{_seconds(latency.old)} of the old one in the same time"
+    if latency.old is None:
+        compared = "the old one has too few requests in the same time to compare with"
+    return (
+        f"{latency.name} is {_seconds(latency.new)} of revision {revision} over {num_requests} "
+        f"requests, {compared}; autoscale.objective is {latency.objective:g} s"
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g} s"
 
 
 def gate_problem(

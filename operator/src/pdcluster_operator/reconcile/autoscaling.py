@@ -10,16 +10,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from pdcluster_api.apiserver.kinds import PDCLUSTER, POD, SERVICE, Key
 from pdcluster_api.apiserver.observe import Live, ready_workers
+from pdcluster_api.plan.autoscale.attainment import attainment
 from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.autoscale.pools import flexible_pair
 from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome
 from pdcluster_api.plan.cluster import requested_sizes
 from pdcluster_api.plan.flips import as_served, requested_flips
-from pdcluster_api.plan.observed.pools import ending_of
-from pdcluster_api.plan.observed.state import Observed, ScalingDecision
+from pdcluster_api.plan.gates import BAKING, read_gate
+from pdcluster_api.plan.observed.pools import DeclaredRevision, ending_of
+from pdcluster_api.plan.observed.state import Attainment, Observed, ScalingDecision
 from pdcluster_api.plan.sizes import ScrapeState, is_unschedulable, pool_facts
 from pdcluster_api.plan.status.autoscaled import has_changed
 from pdcluster_operator.informer.cache import Cache
@@ -103,6 +106,23 @@ class Autoscaling:
         self._keep(state, pending[0])
         return pending[0].decision
 
+    def attainment(self, cluster: PDCluster, status: Mapping[str, Any]) -> Attainment | None:
+        """Latencies since the gate of a roll out bakes; None = it asks for none."""
+        gate = read_gate(status)
+        least = cluster.spec.rollout.min_requests
+        if least is None or gate is None or gate.state != BAKING or gate.since is None:
+            return None
+        declared = DeclaredRevision.of(cluster.spec)
+        names = {
+            declared.workload(cluster.metadata.name, role, pool.name).name
+            for role, spec in cluster.spec.roles.computing().items()
+            for pool in spec.pools
+        }
+        pools = {} if self.windows is None else self.windows.pools()
+        age = self.shared.now() - datetime.fromisoformat(gate.since)
+        since = self.shared.clock() - age.total_seconds()
+        return attainment(cluster.spec.autoscale, names, pools, since)
+
     def stop(self) -> asyncio.Task[None] | None:
         """Forget all: the PDCluster is gone, refused, or no longer scaled by metrics.  Returns its
         rounds, which are cancelled.
@@ -176,6 +196,7 @@ class Autoscaling:
                 *(self.key, *served.get(pod["metadata"]["name"], (workload.role, workload.pool))),
                 pod["metadata"]["name"],
                 join_address(str(pod["status"]["podIP"]), self.shared.port),
+                workload.name,
             )
             for workload, pod in workers
             if pod["status"].get("podIP")

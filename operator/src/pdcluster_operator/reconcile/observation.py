@@ -126,7 +126,9 @@ async def observe_cluster(
     session.etcd.follow(target, is_tracked=cluster.spec.roles.prefill is not None)
     records = session.etcd.last(target, observed.workloads, is_up=discovery_answers(discovery))
     observed = replace(observed, worker_records=records)
-    observed = replace(observed, decision=session.autoscaling.follow(cluster, observed))
+    decision = session.autoscaling.follow(cluster, observed)
+    attained = session.autoscaling.attainment(cluster, observed.status)
+    observed = replace(observed, decision=decision, attainment=attained)
     if key_fault is not None:
         requeue_after = min(KEY_SECRET_POLL_SECONDS, requeue_after or KEY_SECRET_POLL_SECONDS)
     inputs = ObservedInputs(change, session.etcd.standing, faults, secret)

@@ -179,6 +179,7 @@ class ScrapeTarget:
     pool: str
     pod: str
     address: str
+    workload: str = ""  # its name; empty = not known
 
 
 class Reason(StrEnum):

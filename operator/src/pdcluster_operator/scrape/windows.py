@@ -60,6 +60,7 @@ def _is_same_process(now: MetricsPage, before: MetricsPage) -> bool:
 @dataclass
 class _WorkerWindow:
     address: str
+    workload: str = ""
     page: MetricsPage | None = None
     sample: WorkerSample | None = None
     # since the page before; a round without an answer has none
@@ -104,7 +105,7 @@ class Windows:
         for result in sorted(results, key=lambda result: _place(result.target)):
             worker = self._workers.get(_place(result.target))
             if worker is None or worker.address != result.target.address:
-                worker = _WorkerWindow(result.target.address)
+                worker = _WorkerWindow(result.target.address, result.target.workload)
             worker.take(result, stale_after)
             workers[_place(result.target)] = worker
         self._workers = workers
@@ -149,13 +150,20 @@ class Windows:
             ]
             fresh = tuple(worker.sample for _, worker in members if worker.sample is not None)
             stale = tuple(pod for pod, worker in members if worker.is_stale)
-            rounds.append(PoolSample(at, fresh, stale, _merged(worker for _, worker in members)))
+            parts: dict[str, list[Mapping[str, LatencyHistogram]]] = {}
+            for _, worker in members:
+                parts.setdefault(worker.workload, []).append(worker.latencies)
+            by_workload = {name: _merged(each) for name, each in parts.items()}
+            # of one workload both are the same object
+            found = list(by_workload.values())
+            latencies = found[0] if len(found) == 1 else _merged(found)
+            rounds.append(PoolSample(at, fresh, stale, latencies, by_workload))
 
 
-def _merged(workers: Iterable[_WorkerWindow]) -> Mapping[str, LatencyHistogram]:
+def _merged(latencies: Iterable[Mapping[str, LatencyHistogram]]) -> Mapping[str, LatencyHistogram]:
     parts: dict[str, list[LatencyHistogram]] = {}
-    for worker in workers:
-        for name, histogram in worker.latencies.items():
+    for each in latencies:
+        for name, histogram in each.items():
             parts.setdefault(name, []).append(histogram)
     return {name: merged(each) for name, each in parts.items()}
 

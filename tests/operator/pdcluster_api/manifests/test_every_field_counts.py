@@ -65,6 +65,7 @@ PLANNED = {
     "rollout.maxUnavailable": "how many workers may be missing in a step",
     "rollout.onFailure": "what a roll out does where a gate fails",
     "rollout.bakeSeconds": "how long a gate takes",
+    "rollout.minRequests": "from when latencies count for a gate",
     "rollout.whenUnknown": "what a gate does without facts",
     "rollout.progressDeadlineSeconds": "when a new revision is given up",
     "rollout.drainTimeoutSeconds": "how long a workload waits before it shrinks",

@@ -227,3 +227,22 @@ def test_latencies_of_a_pool_count_each_request_once():
         5,
         1,
     ]
+
+
+def test_latencies_of_each_workload_are_kept_apart_too():
+    old, new = (replace(target(pod), workload=pod[0]) for pod in ("a-0", "b-0"))
+
+    def scraped(at: float, who: ScrapeTarget, number: float) -> ScrapeResult:
+        return ScrapeResult(who, at, 0.01, replace(page_of(), histograms=latencies(number)))
+
+    windows = rounds_of(
+        [scraped(0.0, old, 1), scraped(0.0, new, 1)],
+        [scraped(5.0, old, 4), scraped(5.0, new, 9)],
+        [scraped(10.0, new, 10)],
+    )
+
+    _, both, alone = windows.pools()[PREFILL]
+    found = {name: each["ttft"].count for name, each in both.by_workload.items()}
+    assert found == {"a": 3, "b": 8}
+    assert both.latencies["ttft"].count == 11
+    assert alone.by_workload["b"] is alone.latencies

@@ -59,6 +59,8 @@ class PoolSample:
     stale: tuple[str, ...] = ()
     # what all its workers observed since the round before: `ttft`, `itl` and `queue`
     latencies: Mapping[str, LatencyHistogram] = field(default_factory=dict)
+    # the same of each workload, by its name
+    by_workload: Mapping[str, Mapping[str, LatencyHistogram]] = field(default_factory=dict)
 
 
 # Rounds of the last seconds of every pool, the oldest first

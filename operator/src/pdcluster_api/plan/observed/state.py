@@ -92,6 +92,24 @@ class PairVerifications:
 
 
 @dataclass(frozen=True)
+class RevisionLatency:
+    """A latency of two revisions in one time.  None = too few samples"""
+
+    name: str  # of the metric, with its percentile
+    objective: float  # seconds
+    new: float | None
+    old: float | None
+
+
+@dataclass(frozen=True)
+class Attainment:
+    """Latencies of a new revision beside the old one's, while its gate bakes."""
+
+    num_requests: int = 0  # of the new one
+    latencies: tuple[RevisionLatency, ...] = ()
+
+
+@dataclass(frozen=True)
 class PodState:
     name: str
     workload: WorkloadId
@@ -274,6 +292,8 @@ class Observed:
     worker_records: WorkerRecords | None = None  # worker records; None = not read yet
     # decision of the autoscaler in this reconcile; None = no new numbers, or off
     decision: ScalingDecision | None = None
+    # latencies since the gate of a roll out bakes; None = it asks for none
+    attainment: Attainment | None = None
     # pods that each disruption budget leaves ready, by its name
     budgets: Mapping[str, int] = field(default_factory=dict)
     verify_request: str = ""  # value of the annotation pdcluster.io/verify; empty = none

@@ -6,6 +6,7 @@ from typing import Any
 
 from pdcluster_api.plan.gates import as_rolled_back, read_gate
 from pdcluster_api.plan.observed.state import (
+    Attainment,
     Observed,
     PairVerification,
     PairVerifications,
@@ -55,6 +56,7 @@ class GatedCluster(SimulatedCluster):
     faults: dict[str, str] = field(default_factory=dict)
     ended: dict[PoolPair, PairVerification] = field(default_factory=dict)
     commands: frozenset[str] = frozenset()
+    attainment: Attainment | None = None
 
     @property
     def now(self) -> str:
@@ -73,6 +75,7 @@ class GatedCluster(SimulatedCluster):
             found,
             worker_records=WorkerRecords(states, self.commands),
             rollout_command=self.command,
+            attainment=self.attainment,
             verifications=PairVerifications(dict(self.ended)),
         )
 

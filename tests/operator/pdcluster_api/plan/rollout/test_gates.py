@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pdcluster_api.plan.gates import read_gate
+from pdcluster_api.plan.observed.state import Attainment, RevisionLatency
 from pdcluster_schema import conditions as words
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
@@ -331,3 +332,84 @@ def test_an_operator_that_is_killed_in_any_step_goes_on_from_the_status(
         assert existing.condition(words.ROLLED_BACK) == ("True", words.GATE_FAILED)
     else:
         assert_as_declared(existing, new)
+
+
+def latency(new: float | None, old: float | None, requests: int = 100) -> Attainment:
+    found = RevisionLatency("time_to_first_token_seconds_p90", 1.0, new, old)
+    return Attainment(requests, (found,))
+
+
+SLOW = latency(2.5, 0.8)
+TEXT = (
+    f"time_to_first_token_seconds_p90 is 2.5 s of revision {B} over 100 requests, 0.8 s of the old "
+    "one in the same time; autoscale.objective is 1 s"
+)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        latency(0.9, 0.2),  # it holds the objective
+        latency(1.0, None),
+        latency(2.5, 2.4),  # no worse than the old one
+    ],
+)
+def test_latencies_that_hold_pass(found: Attainment):
+    existing, new = begun(), gated(65, **BACK, min_requests=100)
+    existing.attainment = found
+
+    existing.walk(new)
+
+    assert_as_declared(existing, new)
+
+
+def test_a_slow_revision_goes_back_with_the_figures_of_both():
+    existing, new = begun(), gated(65, **BACK, min_requests=100)
+    existing.attainment = SLOW
+
+    plans = existing.walk(new)
+
+    assert existing.sizes(A) == WHOLE
+    assert existing.condition(words.ROLLED_BACK) == ("True", words.GATE_FAILED)
+    assert TEXT in message(existing)
+    (event,) = [each for plan in plans for each in plan.events if each.reason == words.ROLLED_BACK]
+    assert TEXT in event.message
+
+
+def test_a_slow_revision_pauses_when_its_time_is_over_and_not_before():
+    existing, new = begun(), gated(65, **PAUSE, min_requests=100)
+    existing.attainment = SLOW
+    until(existing, new, ("Baking", 0))
+    began = existing.seconds
+
+    until(existing, new, ("Failed", 0))
+
+    assert existing.seconds - began >= BAKE
+    existing.walk(new)
+    assert existing.condition(words.ROLLOUT_PAUSED) == ("True", words.GATE_FAILED)
+    assert TEXT in message(existing)
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (None, f"revision {B} has answered fewer than 100 requests since "),
+        (latency(2.5, 0.8, 99), f"revision {B} has answered fewer than 100 requests since "),
+        (latency(None, 0.8), f"too few samples of time_to_first_token_seconds_p90 of revision {B}"),
+        (latency(2.5, None), "the old one has too few requests in the same time to compare with"),
+    ],
+)
+def test_latencies_that_are_not_known_wait_or_pass_as_the_user_says(
+    found: Attainment | None, text: str
+):
+    existing, new = begun(), gated(65, **BACK, min_requests=100)
+    existing.attainment = found
+
+    plan = existing.walk(new)[-1]
+
+    assert existing.gate == ("Baking", 0)
+    assert existing.condition(words.ROLLOUT_PAUSED) == ("True", words.GATE_UNKNOWN)
+    assert text in message(existing)
+    assert plan.requeue_after_seconds <= new.spec.autoscale.interval_seconds
+    existing.walk(gated(65, **BACK, min_requests=100, when_unknown="Continue"))
+    assert_as_declared(existing, new)

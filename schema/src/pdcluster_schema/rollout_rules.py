@@ -1,0 +1,37 @@
+"""Rules of roll outs over other sections: each for us and as CEL."""
+
+from collections.abc import Iterator
+
+from pdcluster_schema.section import Rule
+
+
+def rollout_rules() -> Iterator[Rule]:
+    yield Rule(
+        cel="self.?rollout.?strategy.orValue('BlueGreen') != 'Rolling' || "
+        "!has(self.roles.router) && !has(self.roles.picker)",
+        holds=lambda spec: (
+            spec.rollout.strategy != "Rolling" or not (spec.roles.router or spec.roles.picker)
+        ),
+        reason="Rolling is for clusters without routers and pickers of their own, which lead to "
+        "workers of one revision alone",
+        fix="set BlueGreen, or leave roles.router and roles.picker out",
+        at="rollout.strategy",
+    )
+    yield _attainment_rule()
+
+
+def _attainment_rule() -> Rule:
+    names = ("objective.?ttft", "objective.?itl", "prefill.?ttftSeconds", "decode.?tpotSeconds")
+    given = " || ".join(f"self.?autoscale.?{name}.hasValue()" for name in names)
+    return Rule(
+        cel="!self.?rollout.?minRequests.hasValue() || "
+        f"self.?autoscale.?mode.orValue('Off') != 'Off' && ({given})",
+        holds=lambda spec: (
+            spec.rollout.min_requests is None
+            or (spec.autoscale.mode != "Off" and spec.autoscale.has_latency_objective)
+        ),
+        reason="asks for latencies that nothing reads, or that have no objective",
+        fix="set autoscale.mode to Advise or On and give autoscale.objective.ttft or itl, or leave "
+        "it out",
+        at="rollout.minRequests",
+    )
