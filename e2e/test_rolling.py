@@ -32,8 +32,8 @@ STORIES = Stories(
     clients=3,
     max_tokens=40,
     words=60,
+    third_words=600,  # remotely, but where a revision has no prefill worker yet
     seconds=2 * ROLL_SECONDS,
-    prefill=("auto", "remote"),
 )
 MEMORY = {"memory": "1800Mi"}
 SMALL = {"requests": {"cpu": "100m", **MEMORY}, "limits": {"cpu": "1", **MEMORY}}

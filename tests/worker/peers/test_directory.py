@@ -156,6 +156,7 @@ async def test_directory_of_a_former_role_leaves_the_metric_to_the_next_one(
 
     later.set_members({"d": d.record, "p": p.record})
     await eventually(later.prefills)
+    d.directory.end_count()
     await d.directory.close()
     assert num_peers(d, "prefill", "ready") == 1
     await later.close()

@@ -217,6 +217,22 @@ async def test_drained_worker_drains_again_while_something_slipped_in(holder):
     assert holder.states == ["draining", "drained", "draining", "drained"]
 
 
+async def test_a_command_is_noticed_after_a_time_and_an_end_at_once(holder, monkeypatch):
+    assert holder.drain.is_noticed
+    holder.drain.command(True)
+    assert not holder.drain.is_noticed
+    monkeypatch.setattr(draining, "NOTICE_SECONDS", 0.0)
+    holder.drain.command(True)  # the same one
+    assert holder.drain.is_noticed
+
+    monkeypatch.undo()
+    holder.drain.command(False)
+    holder.drain.command(True)
+    assert not holder.drain.is_noticed
+    holder.drain.end()
+    assert holder.drain.is_noticed
+
+
 async def test_end_is_not_taken_back_by_a_command(holder):
     holder.count = 1
     holder.drain.command(True)

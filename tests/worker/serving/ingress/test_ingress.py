@@ -212,6 +212,18 @@ async def test_ingress_of_a_draining_worker_without_a_peer_names_another_way(wor
     assert (begun, engine.inputs) == ([], [])  # a refusal holds no drain
 
 
+async def test_request_that_comes_before_a_drain_is_noticed_runs_here_if_no_peer_takes_it(
+    worker, engine
+):
+    worker.announce("drained")
+    worker.is_drain_noticed = lambda: False
+    peer = DecodePeer(Generated(Token("r", 6, finish_reason="stop"), "local"))
+
+    assert await collect(make_ingress(worker, engine, peer), spec()) == [(0, 6)]
+    assert not engine.inputs
+    assert await collect(make_ingress(worker, engine), spec()) == [(0, 7), (0, 8)]
+
+
 async def test_ingress_of_a_draining_worker_tries_every_peer(worker, engine):
     worker.announce("draining")
     broken = DecodePeer(PeerError("connection refused"), key="a")

@@ -166,7 +166,8 @@ class Directory:
 
     def end_count(self) -> None:
         """Leave the metric of peers to the directory that this worker has from now on."""
-        self._metrics.peers.clear()
+        if self._is_counted:
+            self._metrics.peers.clear()
         self._is_counted = False
 
     async def close(self) -> None:

@@ -23,6 +23,11 @@ FOLLOW_SECONDS = 5.0
 A connection whose whole answer has stayed untaken since such a check is not waited for again.
 """
 
+NOTICE_SECONDS = 15.0
+"""Time in which a Service hears of a drain by command: readiness fails after two probes of 5 s each,
+and nodes follow a moment later.
+"""
+
 MOST_FAILURES = 90
 """So many looks in a row that fail, for 45 s, are the last."""
 
@@ -46,6 +51,7 @@ class DrainController:
         self._num_failures = 0
         self._polled_seconds = -inf
         self._is_commanded = False
+        self._commanded_seconds = 0.0
         self._is_ending = False
         self._leaves_role = False
         self._polling: asyncio.Task[None] | None = None
@@ -60,8 +66,16 @@ class DrainController:
         """Requests and clients that a draining worker waits for; 0 while it does not drain."""
         return self._num_holding() + len(self._unacked or ()) if self.is_requested else 0
 
+    @property
+    def is_noticed(self) -> bool:
+        """False while clients may be led here by a Service that has not heard of the command."""
+        since = asyncio.get_running_loop().time() - self._commanded_seconds
+        return self._is_ending or not self._is_commanded or since >= NOTICE_SECONDS
+
     def command(self, present: bool) -> None:
         """The operator's key: present = drain, absent = serve."""
+        if present and not self._is_commanded:
+            self._commanded_seconds = asyncio.get_running_loop().time()
         self._is_commanded = present
         self._request_stop()
 

@@ -65,6 +65,8 @@ class WorkerContext:
     active: int = 0  # requests that run here, are relayed, or are prefilled for a peer
     num_relayed: Callable[[], int] = lambda: 0  # requests whose bytes a router relays
     num_waiting_for_prefix: int = 0  # that wait for KV of another one: no reason for more workers
+    # False while clients may still be led to this worker, which drains by a command
+    is_drain_noticed: Callable[[], bool] = lambda: True
     has_ended: bool = False  # nothing is taken any more, because the process is about to end
     on_request: Callable[[], None] = lambda: None
     on_engines: Callable[[], None] = lambda: None  # called when an engine begins to serve or stops
@@ -206,6 +208,15 @@ class WorkerContext:
     def takes_new(self) -> bool:
         """True if new requests of clients run here."""
         return self.serves and self.role != "prefill"
+
+    @property
+    def takes_late(self) -> bool:
+        """True if requests of clients run here that no other worker takes, though this one drains:
+        they came before the Service heard of it.
+        """
+        if self.engineless is not None or self.role == "prefill" or self.is_drain_noticed():
+            return False
+        return self.engines.problem is None
 
     def close(self) -> None:
         """Follow the engines no more: another context does."""

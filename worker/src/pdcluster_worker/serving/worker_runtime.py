@@ -114,6 +114,7 @@ class WorkerRuntime:
             lambda: worker.num_holding + self._ledger.unused_grants, self._announce, unacked
         )
         worker.on_request = self._drain.poll
+        worker.is_drain_noticed = lambda: self._drain.is_noticed
         worker.estimation.slots = lambda: config.engine.max_sequences * max(1, len(worker.engines))
         worker.metrics.draining.set_function(lambda: self._drain.num_holding)
         self._role_command = RoleCommand(config.role, worker.role, self._drain.leave_role)

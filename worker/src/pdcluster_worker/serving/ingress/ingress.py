@@ -62,7 +62,9 @@ class Ingress:
             may_run_locally = self._worker.takes_new
             peer = self._router.choose(specs[0], may_run_locally)
             if peer is None and not may_run_locally:
-                raise self._worker.refusal()
+                if not self._worker.takes_late:
+                    raise self._worker.refusal()
+                may_run_locally = True
             with self._worker.request():
                 route = AttemptRoute(peer, may_run_locally, reader)
                 tokens = self._run(specs, prefill, route, arrival)
