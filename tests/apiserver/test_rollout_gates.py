@@ -96,7 +96,8 @@ def test_an_undo_brings_the_old_workers_back_and_the_spec_stays(
     scene.change(engine=OTHER_ENGINE)
     new = scene.revision
     scene.until(lambda: sizes(scene, new).get("decode") == 1)
-    scene.until(lambda: sizes(scene, old).get("decode") == 1)
+    scene.until(lambda: scene.status.get("gate", {}).get("state") == "Baking")
+    assert sizes(scene, old) == {"prefill": 1, "decode": 2}
     spec = scene.body["spec"]
     operator.kill()
     operator.start()

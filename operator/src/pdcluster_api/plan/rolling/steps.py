@@ -77,10 +77,12 @@ def next_step(
     passed: steps whose gate has passed, beyond which one more may be made; None = no gates
     """
     step = _step(roles, budget, serves=serves, passed=passed)
+    if step.is_stuck and passed is not None:  # no room beside those that a gate would keep
+        step = _step(roles, budget, serves=serves, passed=passed, keeps_gated=False)
     # An old prefill worker that is kept for old decode workers must not hold up the roll out.
     if not step.is_stuck:
         return step
-    return _step(roles, budget, serves=serves, passed=passed, keeps_pairs=False)
+    return _step(roles, budget, serves=serves, passed=passed, keeps_gated=False, keeps_pairs=False)
 
 
 def _step(
@@ -89,6 +91,7 @@ def _step(
     *,
     serves: bool,
     passed: int | None,
+    keeps_gated: bool = True,
     keeps_pairs: bool = True,
 ) -> RollingStep:
     steps = num_steps(roles)
@@ -98,7 +101,11 @@ def _step(
     goals = {role.name: _goal(role, role.goal(number, steps), serves=serves) for role in roles}
     grown = [_grown(role, goals[role.name]) for role in roles]
     made, short = _made(grown, goals, budget)
-    needed = {role.name: _needed(role, goals[role.name], serves=serves) for role in made}
+    shown = passed if keeps_gated else None
+    ready = {role.name: _shown(role, shown, steps) if serves else 0 for role in made}
+    needed = {
+        role.name: _needed(role, goals[role.name], ready[role.name], serves=serves) for role in made
+    }
     kept = _kept(made, needed, keeps_pairs=keeps_pairs)
     starting = {role.name: role.size - role.ready for role in kept if role.size > role.ready}
     draining = {role.name: role.num_draining for role in kept if role.num_draining}
@@ -182,12 +189,17 @@ def _new_in_band(roles: Iterable[RollingRole]) -> bool:
     return in_band((role.size, role.desired) for role in roles)
 
 
-def _needed(role: RollingRole, goal: int, *, serves: bool) -> int:
+def _shown(role: RollingRole, passed: int | None, steps: int) -> int:
+    """Ready new workers that take the places of old ones: with gates, those that have passed."""
+    return role.ready if passed is None else min(role.ready, role.goal(passed, steps))
+
+
+def _needed(role: RollingRole, goal: int, ready: int, *, serves: bool) -> int:
     """Old workers that have to stay ready."""
     if not serves and not role.desired:
         return role.old_size  # a role that is no longer declared, while its revision serves alone
     missing = min(role.unavailable, max(0, goal - role.size))
-    return role.desired - missing - (role.ready if serves else 0)
+    return role.desired - missing - ready
 
 
 def _kept(

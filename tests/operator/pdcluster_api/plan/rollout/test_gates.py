@@ -103,7 +103,7 @@ def test_damaged_kv_brings_the_old_workers_back_and_is_not_tried_again(fault: st
 
 
 def test_a_fault_in_the_last_step_brings_workers_back_of_which_none_is_left():
-    existing, new = begun(), gated(65, **BACK)
+    existing, new = begun(), gated(65, **BACK, max_surge=0, max_unavailable=1)
     existing.step_seconds = 5
     until(existing, new, ("Baking", 1))
     for _ in range(4):
@@ -120,13 +120,36 @@ def test_a_fault_in_the_last_step_brings_workers_back_of_which_none_is_left():
     assert existing.condition("Ready") == ("False", words.ROLLED_BACK)
 
 
+def test_old_workers_stay_until_the_gate_of_their_step_has_passed():
+    existing, new = begun(), gated(65, **BACK, max_surge="100%")
+    until(existing, new, ("Baking", 0))
+
+    existing.round(new)
+
+    assert existing.sizes(A) == existing.sizes(B) == WHOLE
+    existing.walk(new)
+    assert_as_declared(existing, new)
+
+
+def test_a_budget_of_one_worker_more_ends_all_the_same():
+    existing, new = begun(), gated(65, **BACK)
+    budget = new.spec.autoscale.budget.model_copy(update={"total": 5})
+    autoscale = new.spec.autoscale.model_copy(update={"budget": budget})
+    new = new.model_copy(update={"spec": new.spec.model_copy(update={"autoscale": autoscale})})
+
+    for plan in existing.walk(new):
+        assert sum(each.replicas for each in plan.workloads) <= 5
+
+    assert_as_declared(existing, new)
+
+
 def test_damaged_kv_pauses_until_a_user_goes_on():
     existing, new = begun(new="damaged"), gated(65, **PAUSE)
     existing.walk(new)
     assert existing.gate == ("Failed", 0)
     assert existing.condition(words.ROLLOUT_PAUSED) == ("True", words.GATE_FAILED)
     assert existing.condition("Ready") == ("False", words.ROLLOUT_PAUSED)
-    assert existing.sizes(A) == existing.sizes(B) == {"prefill": 1, "decode": 1}
+    assert (existing.sizes(A), existing.sizes(B)) == (WHOLE, {"prefill": 1, "decode": 1})
 
     existing.faults.clear()
     found = read_gate(existing.status)
@@ -217,7 +240,7 @@ def test_a_pause_holds_at_every_step_and_a_resume_goes_on(step: int, state: str)
     held = existing.sizes(B)
     assert existing.condition(words.ROLLOUT_PAUSED) == ("True", words.PAUSED_BY_USER)
     assert held == {"prefill": step + 1, "decode": step + 1}
-    assert existing.sizes(A) == {"prefill": 1 - step, "decode": 1 - step}
+    assert existing.sizes(A) == {"prefill": 2 - step, "decode": 2 - step}
 
     existing.command = ""
     existing.walk(new)

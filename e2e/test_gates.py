@@ -1,0 +1,82 @@
+"""A revision that is slow by a delay of its KV goes back under load, by the latencies of both."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.client_program import Stories
+from e2e.harness import (
+    LOOK_SECONDS,
+    NAME,
+    READY_SECONDS,
+    Json,
+    Kubernetes,
+    example,
+    wait_for_workers,
+)
+from e2e.streams import cut, streams
+from tests.system.waiting import wait_for
+
+REVISION = "pdcluster.io/revision"
+SLOW = 4_000_000  # bytes per second: KV of a prompt of LOAD is on its way for seconds
+LOAD = Stories(
+    count=1000, clients=3, max_tokens=2, words=400, seconds=150, first=12_000, prefill=("remote",)
+)
+
+
+@pytest.fixture
+def gated(chat: Kubernetes) -> Iterator[Json]:
+    """The example's spec with gates, for a test to change; afterwards the example is as it was."""
+    spec = example()["spec"]
+    spec["rollout"] |= {
+        "strategy": "Rolling",
+        "onFailure": "Rollback",
+        "bakeSeconds": 20,
+        "minRequests": 20,
+    }
+    # neither revision holds it on two cores: the slow one is worse
+    spec["autoscale"] = {
+        "mode": "Advise",
+        "objective": {"ttft": {"percentile": 50, "seconds": 0.1}},
+    }
+    chat.replace(spec)
+    wait_for_workers(chat, prefill=1, decode=1)
+    yield spec
+    chat.replace(example()["spec"])
+    wait_for_workers(chat, prefill=1, decode=1)
+
+
+def rolled_back(cluster: Kubernetes) -> str:
+    """The message of the condition; empty while it is not there."""
+    found = cluster.get(f"pdc/{NAME}").get("status", {}).get("conditions", [])
+    return next((each["message"] for each in found if each["type"] == "RolledBack"), "")
+
+
+def revisions(cluster: Kubernetes) -> set[str]:
+    return {pod["metadata"]["labels"][REVISION] for pod in cluster.pods("pdcluster.io/role")}
+
+
+def test_a_slow_revision_is_rolled_back_by_its_latencies(chat: Kubernetes, gated: Json) -> None:
+    (old,) = revisions(chat)
+    gated["engine"]["transferBandwidth"] = SLOW
+    with streams(chat, LOAD) as running:
+        running.wait_begun(LOAD.clients, READY_SECONDS)
+        chat.replace(gated)
+        message = wait_for(
+            lambda: rolled_back(chat),
+            READY_SECONDS,
+            lambda: chat.kubectl("get", f"pdc/{NAME}", "--output=yaml"),
+            poll_seconds=LOOK_SECONDS,
+        )
+        answers = running.wait_ended(READY_SECONDS)
+
+    assert f"was rolled back to {old}: time_to_first_token_seconds_p50 is " in message
+    assert "of the old one in the same time; autoscale.objective is 0.1 s" in message
+    assert cut(answers, LOAD) == []
+    wait_for(
+        lambda: revisions(chat) == {old},
+        READY_SECONDS,
+        lambda: chat.kubectl("get", "pods,pdc"),
+        poll_seconds=LOOK_SECONDS,
+    )
+    assert chat.get(f"pdc/{NAME}")["spec"]["engine"]["transferBandwidth"] == SLOW
