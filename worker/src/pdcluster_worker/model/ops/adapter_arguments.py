@@ -1,9 +1,12 @@
 """LoRA adapters as the C kernels read them (kernels/adapters.h)."""
 
 import ctypes
+from collections.abc import Callable
 from ctypes import c_float, c_int64, c_void_p
+from itertools import accumulate
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -28,23 +31,33 @@ class AdaptedArguments(ctypes.Structure):
 
 
 class PackedAdapters:
-    """Keeps the tensors that `arguments` points at.  columns: of the product.
+    """Keeps the memory that `arguments` points at.  columns: of the product.
 
-    between_elements: float32 of the call's workspace, per row of an adapter.
+    between_elements: of the call's workspace, per row of an adapter.
     """
 
-    __slots__ = ("_each", "_tensors", "address", "arguments", "between_elements")
+    __slots__ = ("_each", "_memory", "address", "arguments", "between_elements")
 
-    def __init__(self, parts: AdapterParts, columns: int) -> None:
+    def __init__(self, parts: AdapterParts, columns: int, take: Callable[[int], Tensor]) -> None:
+        """take: memory, aligned to a cache line.  All of A, then all of B: as they are read."""
         given = [part for each in parts for part in each]
         present = [part for part in given if part is not None]
-        self._tensors = [
-            None if part is None else (_panels(part.a), _panels(part.b)) for part in given
+        halves = [_panels(part.a) for part in present] + [_panels(part.b) for part in present]
+        self._memory = take(sum(half.nbytes for half in halves))
+        starts = accumulate((half.nbytes for half in halves), initial=0)
+        addresses = [self._memory.data_ptr() + start for start in starts]
+        for half, start in zip(halves, addresses, strict=False):
+            first = start - self._memory.data_ptr()
+            self._memory[first : first + half.nbytes] = half.view(torch.uint8).flatten()
+        placed = iter(zip(addresses, addresses[len(present) :], strict=False))
+        arguments = [
+            LowRankArguments() if part is None else _arguments(part, *next(placed))
+            for part in given
         ]
-        self._each = (LowRankArguments * len(given))(*map(_arguments, given, self._tensors))
+        self._each = (LowRankArguments * len(given))(*arguments)
         num_parts = len(parts[0])
         depth = present[0].a.shape[1] if present else 0
-        most_rank = _whole(max((len(part.a) for part in present), default=0))
+        most_rank = _whole(max((len(part.a) for part in present), default=0), _LANES)
         self.between_elements = num_parts * most_rank
         self.arguments = AdaptedArguments(
             ctypes.addressof(self._each), num_parts, depth, columns, most_rank
@@ -56,19 +69,18 @@ def adapted_arguments(layer: LayerAdapters) -> ctypes.Array[AdaptedArguments]:
     return (AdaptedArguments * len(layer))(*(packed.arguments for packed in layer))
 
 
-def _arguments(part: LowRank | None, tensors: tuple[Tensor, Tensor] | None) -> LowRankArguments:
-    if part is None or tensors is None:
-        return LowRankArguments()
-    sizes = len(part.a), part.first, len(part.b)
-    return LowRankArguments(*(each.data_ptr() for each in tensors), *sizes, part.scale)
+def _arguments(part: LowRank, a: int, b: int) -> LowRankArguments:
+    return LowRankArguments(a, b, len(part.a), part.first, len(part.b), part.scale)
 
 
 def _panels(weight: Tensor) -> Tensor:
-    """[panels, columns, 16]: 16 rows side by side."""
+    """[panels, words, 16, elements]: 16 rows side by side, in words of 4 bytes."""
     rows, columns = weight.shape
-    padded = functional.pad(weight, (0, 0, 0, _whole(rows) - rows))
-    return padded.view(-1, _LANES, columns).transpose(1, 2).contiguous()
+    size = 4 // weight.itemsize
+    padding = (0, _whole(columns, size) - columns, 0, _whole(rows, _LANES) - rows)
+    panels = functional.pad(weight, padding).unflatten(0, (-1, _LANES)).unflatten(2, (-1, size))
+    return panels.transpose(1, 2).contiguous()
 
 
-def _whole(count: int) -> int:
-    return -(-count // _LANES) * _LANES
+def _whole(count: int, size: int) -> int:
+    return -(-count // size) * size

@@ -57,13 +57,14 @@ def placed(parts: AdapterParts, place: Callable[[Tensor], Tensor]) -> AdapterPar
 
 
 def add_low_rank(x: Tensor, out: Tensor, plan: StepPlan, parts: AdapterParts) -> None:
-    """Summed in float32, rounded once."""
+    """Sums are float32; x A^T and the result are rounded."""
     for index, rows in adapter_rows(plan):
         chosen = x[rows].float()
         for part in parts[index]:
             if part is None:
                 continue
-            added = (chosen @ part.a.float().T * part.scale) @ part.b.float().T
+            between = (chosen @ part.a.float().T * part.scale).to(x.dtype)
+            added = between.float() @ part.b.float().T
             columns = out[:, part.first : part.first + len(part.b)]
             columns[rows] = (columns[rows].float() + added).to(out.dtype)
 

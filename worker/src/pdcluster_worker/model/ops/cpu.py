@@ -154,10 +154,10 @@ class CpuOperations(Operations):
         return out
 
     def pack_adapters(self, parts: AdapterParts, columns: int) -> PackedAdapters:
-        return PackedAdapters(parts, columns)
+        return PackedAdapters(parts, columns, self._pages.take)
 
     def adapt(self, x: Tensor, out: Tensor, plan: StepPlan, adapted: PackedAdapters) -> None:
-        between = _between(plan, adapted.between_elements)
+        between = _between(plan, adapted.between_elements, x.dtype)
         if between is not None:
             self._adapt(
                 self._model_at,
@@ -177,7 +177,7 @@ class CpuOperations(Operations):
             super().run_layers(hidden, plan, layers, rotation)
             return
         memory = torch.empty((len(hidden), stack.row_elements), dtype=hidden.dtype)
-        between = _between(plan, stack.between_elements)
+        between = _between(plan, stack.between_elements, hidden.dtype)
         if self._run_layers(
             self._model_at,
             self._address_of(plan),
@@ -203,10 +203,10 @@ class CpuOperations(Operations):
         return self._stack
 
 
-def _between(plan: StepPlan, elements: int) -> Tensor | None:
+def _between(plan: StepPlan, elements: int, dtype: torch.dtype) -> Tensor | None:
     """Workspace of the adapters of a step; None where they add nothing."""
     count = len(plan.adapter_rows) * elements
-    return torch.empty(count, dtype=torch.float32) if count else None
+    return torch.empty(count, dtype=dtype) if count else None
 
 
 def _out_of_memory() -> MemoryError:

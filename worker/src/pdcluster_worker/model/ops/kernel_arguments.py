@@ -198,7 +198,7 @@ class PackedWeights:
 class PackedStack:
     """row_elements: of the call's workspace, per row of a step.
 
-    between_elements: float32 of another one, per row of an adapter.
+    between_elements: of another one, per row of an adapter.
     """
 
     __slots__ = (

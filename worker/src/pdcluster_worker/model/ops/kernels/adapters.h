@@ -1,19 +1,30 @@
 /* LoRA adapters of a product: out += x * A * scale * B in the rows of a step that have one.
  *
- * Rows of one adapter follow one another in the plan's `adapter_rows`, wherever they are in the step. Sums of a row
- * are in one order, whatever other rows there are, so neither the batch nor the number of threads changes its bits.
+ * Rows of one adapter follow one another in the plan's `adapter_rows`, wherever they are in the step. A and B are
+ * panels of 16 columns in the words of multiply.h; sums are float32, x * A is rounded once. Sums of a row are in one
+ * order, whatever other rows there are, so neither the batch nor the number of threads changes its bits.
  */
 #ifndef ADAPTERS_H
 #define ADAPTERS_H
 
 #include "model.h"
+#include "multiply.h"
 #include "threads.h"
 
-#define TOGETHER 4 /* rows whose sums do not wait for one another */
-#define PIECE 512  /* elements of a row that are float32 at a time */
+/* Rows that read A and B together; sums of one row, and panels of B, that do not wait for one another. */
+#if defined(__AVX512F__)
+#define TOGETHER 4
+#define CHAINS 4
+#define PANELS 4
+#else
+#define TOGETHER 2
+#define CHAINS 2
+#define PANELS 2
+#endif
+#define AHEAD 2048 /* bytes of A that are asked for before they are read */
 
-/* What one adapter adds to `columns` columns from `first` on. a: [panels of 16 ranks][depth][16]; b: [panels of 16
- * columns][rank][16]; rank 0: nothing. */
+/* What one adapter adds to `columns` columns from `first` on. a: [panels of ranks][words of x]; b: [panels of columns]
+ * [words of ranks]; rank 0: nothing. */
 typedef struct {
     const char *a, *b;
     int64_t rank, first, columns;
@@ -26,61 +37,84 @@ typedef struct {
     int64_t parts, depth, columns, most_rank;
 } adapted_of;
 
-/* between: [adapter rows][parts][most_rank], x * A * scale. */
+/* between: x * A * scale, [adapter rows][parts][most_rank]. */
 typedef struct {
     kind t;
     const plan_of *plan;
     const adapted_of *of;
     const char *x;
-    char *out;
-    float *between;
+    char *out, *between;
 } adapt_work;
 
-static INLINE float *between_of(const adapt_work *w, int64_t at, int64_t part) {
-    return w->between + (at * w->of->parts + part) * w->of->most_rank;
+/* Words of `length` elements. */
+static INLINE int64_t words_of(const kind t, int64_t length) { return t == F32 ? length : (length + 1) / 2; }
+
+static INLINE char *between_of(const kind t, const adapt_work *w, int64_t at, int64_t part) {
+    return w->between + (at * w->of->parts + part) * w->of->most_rank * bytes_of(t);
 }
 
-static INLINE void widen_rows(const kind t, const adapt_work *w, int64_t at, int64_t count, int64_t start, int64_t length, float wide[TOGETHER][PIECE]) {
-    for (int64_t r = 0; r < TOGETHER; r++) { /* missing rows are the last one again */
-        const int64_t row = w->plan->adapter_rows[at + least(r, count - 1)];
-        const char *x = w->x + (row * w->of->depth + start) * bytes_of(t);
-        for (int64_t i = 0; i < length; i += LANES) store(F32, wide[r], i, LANES, load(t, x, i, length - i));
+static INLINE w16 word_of(const char *x, int64_t word, int64_t bytes) {
+    uint32_t found = 0;
+    memcpy(&found, x + word * 4, bytes);
+    return all_words(found);
+}
+
+/* Add the products of `words` words from `from` on, one for each chain. */
+static INLINE void shrink_words(const kind t, const int rows, const char *const *x, int64_t from, int words, int64_t bytes, const char *a, v16 sums[TOGETHER][CHAINS]) {
+    for (int chain = 0; chain < words; chain++) {
+        w16 ranks;
+        memcpy(&ranks, a + (from + chain) * 64, 64);
+        for (int r = 0; r < rows; r++) sums[r][chain] = add_words(t, word_of(x[r], from + chain, bytes), ranks, sums[r][chain]);
     }
+    if (words == CHAINS)
+        for (int line = 0; line < CHAINS; line++) __builtin_prefetch(a + from * 64 + AHEAD + line * 64);
 }
 
-/* x * A * scale of up to TOGETHER rows. at: the first one's place in `adapter_rows`. */
-static INLINE void shrink_rows(const kind t, const adapt_work *w, int64_t at, int64_t count, int64_t part, const low_rank *adapter) {
-    const int64_t depth = w->of->depth;
-    float wide[TOGETHER][PIECE];
+/* x * A * scale of some rows. at: the first one's place in `adapter_rows`. */
+static INLINE void shrink_rows(const kind t, const int rows, const adapt_work *w, int64_t at, int64_t part, const low_rank *adapter) {
+    const int64_t words = words_of(t, w->of->depth), whole = w->of->depth * bytes_of(t) / 4;
+    const char *x[TOGETHER];
+    for (int r = 0; r < rows; r++) x[r] = w->x + w->plan->adapter_rows[at + r] * w->of->depth * bytes_of(t);
     for (int64_t rank = 0; rank < adapter->rank; rank += LANES) {
-        const char *a = adapter->a + rank * depth * bytes_of(t);
-        v16 sums[TOGETHER] = {{0}};
-        for (int64_t start = 0; start < depth; start += PIECE) {
-            const int64_t length = least(PIECE, depth - start);
-            widen_rows(t, w, at, count, start, length, wide);
-            for (int64_t k = 0; k < length; k++) {
-                const v16 ranks = load(t, a, (start + k) * LANES, LANES);
-                for (int r = 0; r < TOGETHER; r++) sums[r] = fused(all(wide[r][k]), ranks, sums[r]);
-            }
+        const char *a = adapter->a + rank / LANES * words * 64;
+        v16 sums[TOGETHER][CHAINS] = {{{0}}};
+        int64_t word = 0;
+        for (; whole - word >= CHAINS; word += CHAINS) shrink_words(t, rows, x, word, CHAINS, 4, a, sums);
+        for (; word < whole; word++) shrink_words(t, rows, x, word, 1, 4, a, sums);
+        if (word < words) shrink_words(t, rows, x, word, 1, 2, a, sums);
+        for (int r = 0; r < rows; r++) {
+            for (int chain = 1; chain < CHAINS; chain++) sums[r][0] += sums[r][chain];
+            store(t, between_of(t, w, at + r, part), rank, LANES, sums[r][0] * all(adapter->scale));
         }
-        for (int64_t r = 0; r < count; r++) store(F32, between_of(w, at + r, part), rank, LANES, sums[r] * all(adapter->scale));
     }
 }
 
-/* Add what is between * B to 16 columns of up to TOGETHER rows. */
-static INLINE void grow_rows(const kind t, const adapt_work *w, int64_t at, int64_t count, int64_t part, const low_rank *adapter, int64_t column) {
-    const char *b = adapter->b + column * adapter->rank * bytes_of(t);
-    const float *between[TOGETHER];
-    for (int64_t r = 0; r < TOGETHER; r++) between[r] = between_of(w, at + least(r, count - 1), part);
-    v16 sums[TOGETHER] = {{0}};
-    for (int64_t k = 0; k < adapter->rank; k++) {
-        const v16 columns = load(t, b, k * LANES, LANES);
-        for (int r = 0; r < TOGETHER; r++) sums[r] = fused(all(between[r][k]), columns, sums[r]);
+/* Add what is between * B to some panels of some rows. */
+static INLINE void grow_rows(const kind t, const int rows, const int panels, const adapt_work *w, int64_t at, int64_t part, const low_rank *adapter, int64_t panel) {
+    const int64_t words = words_of(t, adapter->rank);
+    const char *b = adapter->b + panel * words * 64;
+    v16 sums[TOGETHER][PANELS] = {{{0}}};
+    for (int64_t word = 0; word < words; word++) {
+        w16 between[TOGETHER];
+        for (int r = 0; r < rows; r++) between[r] = word_of(between_of(t, w, at + r, part), word, 4);
+        for (int p = 0; p < panels; p++) {
+            w16 columns;
+            memcpy(&columns, b + (p * words + word) * 64, 64);
+            for (int r = 0; r < rows; r++) sums[r][p] = add_words(t, between[r], columns, sums[r][p]);
+            __builtin_prefetch(b + (panels * words + word * panels + p) * 64);
+        }
     }
-    for (int64_t r = 0; r < count; r++) {
-        const int64_t place = w->plan->adapter_rows[at + r] * w->of->columns + adapter->first + column, n = adapter->columns - column;
-        store(t, w->out, place, n, load(t, w->out, place, n) + sums[r]);
-    }
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < panels; p++) {
+            const int64_t from = (panel + p) * LANES, n = adapter->columns - from;
+            const int64_t place = w->plan->adapter_rows[at + r] * w->of->columns + adapter->first + from;
+            store(t, w->out, place, n, load(t, w->out, place, n) + sums[r][p]);
+        }
+}
+
+static INLINE void grow_panels(const kind t, const int rows, const adapt_work *w, int64_t at, int64_t part, const low_rank *adapter, int64_t panel, int64_t last) {
+    for (; last - panel >= PANELS; panel += PANELS) grow_rows(t, rows, PANELS, w, at, part, adapter, panel);
+    for (; panel < last; panel++) grow_rows(t, rows, 1, w, at, part, adapter, panel);
 }
 
 static INLINE void shrink(const kind t, const adapt_work *w, place me) {
@@ -88,10 +122,14 @@ static INLINE void shrink(const kind t, const adapt_work *w, place me) {
     for (int64_t run = 0; run < w->plan->num_runs; run++) {
         const int64_t length = w->plan->adapter_runs[2 * run + 1];
         const low_rank *parts = w->of->each + w->plan->adapter_runs[2 * run] * w->of->parts;
-        for (int64_t done = 0; done < length; done += TOGETHER)
-            for (int64_t part = 0; part < w->of->parts; part++)
-                if (parts[part].rank && turn++ % me.count == me.number)
-                    shrink_rows(t, w, at + done, least(TOGETHER, length - done), part, parts + part);
+        for (int64_t done = 0, rows; done < length; done += rows) {
+            rows = length - done < TOGETHER ? 1 : TOGETHER;
+            for (int64_t part = 0; part < w->of->parts; part++) {
+                if (!parts[part].rank || turn++ % me.count != me.number) continue;
+                if (rows == 1) shrink_rows(t, 1, w, at + done, part, parts + part);
+                else shrink_rows(t, TOGETHER, w, at + done, part, parts + part);
+            }
+        }
         at += length;
     }
 }
@@ -102,12 +140,11 @@ static INLINE void grow(const kind t, const adapt_work *w, place me) {
         const int64_t length = w->plan->adapter_runs[2 * run + 1];
         const low_rank *parts = w->of->each + w->plan->adapter_runs[2 * run] * w->of->parts;
         for (int64_t part = 0; part < w->of->parts; part++) {
-            int64_t panel, last;
+            int64_t first, last, done = 0;
             if (!parts[part].rank) continue;
-            share(me, (parts[part].columns + LANES - 1) / LANES, &panel, &last);
-            for (; panel < last; panel++)
-                for (int64_t done = 0; done < length; done += TOGETHER)
-                    grow_rows(t, w, at + done, least(TOGETHER, length - done), part, parts + part, panel * LANES);
+            share(me, (parts[part].columns + LANES - 1) / LANES, &first, &last);
+            for (; length - done >= TOGETHER; done += TOGETHER) grow_panels(t, TOGETHER, w, at + done, part, parts + part, first, last);
+            for (; done < length; done++) grow_panels(t, 1, w, at + done, part, parts + part, first, last);
         }
         at += length;
     }
@@ -134,7 +171,7 @@ static void adapt_region(void *data) {
 }
 
 /* Add to out [rows, columns] what the adapters make of x [rows, depth]. */
-void adapt(const model_of *model, const plan_of *plan, const adapted_of *of, const char *x, char *out, float *between) {
+void adapt(const model_of *model, const plan_of *plan, const adapted_of *of, const char *x, char *out, char *between) {
     adapt_work w = {(kind)model->t, plan, of, x, out, between};
     int64_t rows = 0;
     for (int64_t i = 0; i < plan->num_runs; i++) rows += plan->adapter_runs[2 * i + 1];

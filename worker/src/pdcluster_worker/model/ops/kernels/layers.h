@@ -32,7 +32,7 @@ typedef struct {
     const plan_of *plan;
     const rotation_of *rotation;
     char *hidden, *row, *wide, *half;
-    float *between; /* of adapters; NULL in a step without */
+    char *between; /* of adapters; NULL in a step without */
     attend_work attention;
     int64_t laid_out, is_out_of_memory, staying; /* staying: threads of the next layer */
 } layers_work;
@@ -108,7 +108,7 @@ static void layers_region(void *data) {
 
 /* Add what the layers compute to hidden [rows, width]; depths are whole steps of 64 bytes.
  * memory: rows * (width + wide + half) elements; between: see adapt_work. Returns 0, or 1 where memory is out. */
-int64_t layers(const model_of *model, const plan_of *plan, const stack_of *stack, void *hidden, char *memory, float *between,
+int64_t layers(const model_of *model, const plan_of *plan, const stack_of *stack, void *hidden, char *memory, char *between,
                const rotation_of *rotation) {
     const int64_t rows = plan->rows * bytes_of((kind)model->t);
     char *wide = memory + rows * stack->width, *half = wide + rows * stack->wide;
