@@ -78,7 +78,8 @@ def _panels(weight: Tensor) -> Tensor:
     rows, columns = weight.shape
     size = 4 // weight.itemsize
     padding = (0, _whole(columns, size) - columns, 0, _whole(rows, _LANES) - rows)
-    panels = functional.pad(weight, padding).unflatten(0, (-1, _LANES)).unflatten(2, (-1, size))
+    padded = functional.pad(weight, padding)
+    panels = torch.unflatten(torch.unflatten(padded, 0, (-1, _LANES)), 2, (-1, size))
     return panels.transpose(1, 2).contiguous()
 
 
