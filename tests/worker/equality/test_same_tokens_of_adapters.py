@@ -2,20 +2,23 @@
 takes and whatever is in its steps; no adapter meets KV of another.
 """
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pdcluster_worker.config.engine import EngineConfig, KvTierConfig
 from pdcluster_worker.messages.engine import RequestFailed, Submit
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
+from pdcluster_worker.processes.engine_process import open_kv_tiers
 from pdcluster_worker.server.generation.respond import cache_salt
 from tests.adapters import PROJECTIONS, make_adapter
 from tests.make_tiny_model import make_tiny_model
 from tests.reference import Reference
 from tests.system.prompts import Prompts
 from tests.worker.equality.answers import check
-from tests.worker.equality.engines import Guesses, Model, Pair, engines_over
+from tests.worker.equality.engines import Engine, Guesses, LocalWiring, Model, Pair, engines_over
 
 BASE = ""
 ADAPTERS = {
@@ -27,6 +30,11 @@ ADAPTERS = {
 NAMES = [BASE, *ADAPTERS]
 LENGTHS = [1, 15, 16, 33, 64, 100, 130]
 NUM_TOKENS = 12
+
+
+class Waiting(LocalWiring):
+    def wait(self) -> None:
+        time.sleep(0.001)  # for a thread that copies
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +133,25 @@ def test_preempted_requests_answer_as_alone(models, alone) -> None:
     check(pair.run(specs("preempted"), remote=False), alone)
     assert pair.decode.stats is not None
     assert pair.decode.stats.preemptions > 0
+
+
+def test_prefixes_of_adapters_come_from_a_tier(models, alone) -> None:
+    tier = open_kv_tiers(
+        EngineConfig(kv_tiers=(KvTierConfig(type="host", size=4 << 20),)),
+        models[1].cache,
+        models[1].runner,
+        lambda: None,
+    )
+    try:
+        prefill = Engine(models[0], wiring := Waiting(), "prefill")
+        pair = Pair(prefill, Engine(models[1], wiring, "decode", num_blocks=40, tiers=tier))
+        for run in ("first", "second"):
+            for spec, right in zip(specs(run), alone, strict=True):
+                check(pair.run([spec], remote=False), [right])
+        assert pair.decode.stats is not None
+        assert sum(each.loaded_bytes for each in pair.decode.stats.tiers) > 0
+    finally:
+        tier.close()
 
 
 def test_drafted_tokens_are_verified_by_the_adapter(models, alone) -> None:
