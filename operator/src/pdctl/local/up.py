@@ -21,6 +21,7 @@ from pdcluster_api.manifests.worker_config import policy_file
 from pdcluster_schema.etcd_keys import workers_prefix
 from pdcluster_schema.faults import Fault
 from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
 from pdcluster_schema.sections import ENGINELESS, PICKER
 from pdctl.local.checked_model import checked
 from pdctl.local.ending import DRAIN
@@ -79,7 +80,10 @@ class UpRequest:
 
 @dataclass(frozen=True)
 class PreparedRun:
+    """declared: the object as its file has it, with which edits are compared."""
+
     request: UpRequest
+    declared: PDCluster
     plan: LocalPlan
     model: FoundModel
     warnings: Sequence[Fault] = ()
@@ -141,14 +145,16 @@ def prepare(request: UpRequest) -> PreparedRun:
     plan = with_programs(plan, request.source, request.programs)
     if request.observe:
         find_prometheus()
-    request = replace(request, cluster=with_adapters(request.cluster, request.source))
+    declared = request.cluster
+    request = replace(request, cluster=with_adapters(declared, request.source))
+    plan = replace(plan, revision=revision_of(request.cluster.spec))
     model = find_model(request.cluster, request.source, request.model_path)
     warnings = check_memory(request.cluster, model.path)
     if any(
         process.role not in ENGINELESS and not process.engine.is_stock for process in plan.processes
     ):
         checked(model.path, "--config")
-    return PreparedRun(request, plan, model, warnings)
+    return PreparedRun(request, declared, plan, model, warnings)
 
 
 def read_key(file: Path) -> str:
@@ -252,7 +258,8 @@ async def _serve(prepared: PreparedRun, screen: Screen) -> None:
         prefix = workers_prefix(namespace, name, plan.revision)
         watcher = Watcher(endpoints, prefix, changed, screen.echo)
         policy = PolicyWatcher(
-            prepared.request.source, cluster, run.policy, screen.echo, on_change=watcher.report
+            *(prepared.request.source, prepared.declared, run.policy, screen.echo),
+            on_change=watcher.report,
         )
         await _prime(watcher)
         await _run_workers(prepared, _Components(run, supervisor, watcher, policy), signals, screen)

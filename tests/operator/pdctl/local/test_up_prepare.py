@@ -16,10 +16,12 @@ from typer.testing import CliRunner
 from pdcluster_api.errors import StartError
 from pdcluster_schema.load import parse
 from pdcluster_schema.model import HuggingFaceSpec
+from pdcluster_schema.revision import revision_of
 from pdctl.cli.main import app
 from pdctl.local.checked_model import checked
 from pdctl.local.download import downloaded
 from pdctl.local.machine import port_is_free
+from pdctl.local.policy import restart_fields
 from pdctl.local.run_directory import RunDirectory
 from pdctl.local.screen import make_screen
 from pdctl.local.up import UpRequest, prepare, read_key, up
@@ -42,6 +44,19 @@ def test_prepare_keeps_a_port_that_was_given(request_at: Callable[[int], UpReque
             prepare(request_at(port))
 
     assert prepare(request_at(port)).plan.ingress.http_port == port
+
+
+def test_folders_of_adapters_are_found_and_are_no_edit_of_the_file(
+    tmp_path: Path, document: dict[str, Any], request_at: Callable[[int], UpRequest]
+) -> None:
+    (tmp_path / "sql").mkdir()
+    (tmp_path / "sql/adapter_config.json").write_text("{}")
+    document["spec"]["model"]["adapters"] = [{"name": "sql", "path": "sql"}]
+    prepared = prepare(request_at(free_port()))
+    cluster = prepared.request.cluster
+    assert [each.path for each in cluster.spec.model.adapters] == [str(tmp_path / "sql")]
+    assert prepared.plan.revision == revision_of(cluster.spec)
+    assert restart_fields(prepared.declared, parse(document)) == []
 
 
 def test_the_name_is_held_before_the_file_of_a_model_is_written(
