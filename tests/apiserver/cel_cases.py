@@ -17,6 +17,7 @@ from tests.schema.object_cases import (
     CPU,
     HUB,
     NIGHT,
+    SLEEPS,
     VOLUME,
     Change,
     at,
@@ -579,6 +580,9 @@ ACCEPTED: list[Change] = [
             both(only("mixed"), at("spec.roles.mixed.pools.0.maxReplicas", 4)),
         )
     ),
+    both(SLEEPS, only("router")),
+    both(SLEEPS, at("spec.roles.decode.pools.0.minReplicas", 1)),
+    both(SLEEPS, at(f"{AUTOSCALE}.mode", "Advise")),
     night(role="prefill"),
     *(
         both(at("spec.accelerators", {"A1": {}}), at(f"{AUTOSCALE}.{field}", {"A1": 1, "H100": 2}))

@@ -16,7 +16,7 @@ from tests.ports import free_port
 from tests.worker_pages import WorkerPages
 
 MOST_WORKERS = 6  # of one role
-_NETS = {"prefill": 1, "decode": 2}
+_NETS = {"prefill": 1, "decode": 2, "router": 3}
 
 
 def address(pod: Body) -> str:
@@ -30,13 +30,15 @@ class FakeWorkers:
 
     load:    by role, in workers: 1.5 = two workers at 75 %
     num:     workers that share it, by role
+    held:    requests that each router holds
     is_well: whether they serve a page at all
     """
 
     def __init__(self) -> None:
         self.port = free_port()
-        self.load = {"prefill": 0.5, "decode": 0.5}
-        self.num = {"prefill": 1, "decode": 1}
+        self.load = {"prefill": 0.5, "decode": 0.5, "router": 0.0}
+        self.num = {"prefill": 1, "decode": 1, "router": 0}
+        self.held = 0
         self.is_well = True
         self.pages = WorkerPages()
 
@@ -72,7 +74,9 @@ class FakeWorkers:
                 raise web.HTTPServiceUnavailable
             share = min(1.0, self.load[role] / max(1, self.num[role]))
             self.pages.set(
-                engine_busy_ratio=share, kv_cache_usage_ratio=share if role == "decode" else 0.0
+                engine_busy_ratio=share,
+                kv_cache_usage_ratio=share if role == "decode" else 0.0,
+                held_requests=self.held if role == "router" else 0,
             )
             return web.Response(body=self.pages.text())
 

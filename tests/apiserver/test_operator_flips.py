@@ -57,7 +57,7 @@ async def flips(
         discovery={"etcd": {"endpoints": [etcd.endpoint]}},
     )
     async with FakeWorkers() as workers:
-        workers.load = {"prefill": 1.8, "decode": 0.6}
+        workers.load |= {"prefill": 1.8, "decode": 0.6}
         with (
             Registered(scene.api, namespace, etcd) as registered,
             Nodes(scene.api, namespace, workers.rule) as nodes,

@@ -76,6 +76,17 @@ VOLUME = {"name": "tiny", "path": "tiny", "pvc": {"claimName": "models.of.all"}}
 CEILINGS = both(at("spec.roles.prefill.pools.0.maxReplicas", 4), at(f"{POOL}.maxReplicas", 4))
 """Without a budget, the autoscaler wants a maxReplicas of each pool."""
 
+SLEEPS = both(
+    *(
+        at(f"spec.roles.{role}.pools.0.{field}", number)
+        for role in ("prefill", "decode")
+        for field, number in (("minReplicas", 0), ("maxReplicas", 4))
+    ),
+    at("spec.autoscale", {"mode": "On"}),
+    at("spec.qos", {"admission": {"workerWaitSeconds": 300}}),
+)
+"""All pools may go to zero; routers, which that needs, are not there."""
+
 NIGHT = {
     "name": "night",
     "role": "decode",
@@ -309,6 +320,8 @@ GOOD: dict[str, Change] = {
     "no ceiling but each pool's own": both(
         CEILINGS, at("spec.autoscale", {"mode": "On", "intervalSeconds": 5})
     ),
+    "pools that sleep": both(SLEEPS, at("spec.roles.router", {"pools": [CPU]})),
+    "one pool that never sleeps": both(SLEEPS, at(f"{POOL}.minReplicas", 1)),
     "no prefill worker": at("spec.roles.prefill.pools", [{"name": "cpu", "replicas": 0}]),
     "most pools": at(
         "spec.roles.prefill.pools", [{"name": f"p{number}", "replicas": 0} for number in range(15)]

@@ -4,7 +4,18 @@
 
 from dataclasses import dataclass
 
-from tests.schema.object_cases import CPU, HUB, NIGHT, POOL, Change, at, both, vllm, without
+from tests.schema.object_cases import (
+    CPU,
+    HUB,
+    NIGHT,
+    POOL,
+    SLEEPS,
+    Change,
+    at,
+    both,
+    vllm,
+    without,
+)
 from tests.schema.wrong_flexible import WRONG_FLEXIBLE
 from tests.schema.wrong_numbers import WRONG_NUMBERS
 from tests.schema.wrong_scheduling import WRONG_SCHEDULING
@@ -779,6 +790,18 @@ BAD = [
         "decode/cpu without it; give maxReplicas to every pool, or set "
         "autoscale.budget.total",
         "spec.autoscale.mode",
+    ),
+    InvalidObject(
+        SLEEPS,
+        "spec.autoscale.mode: is On and minReplicas of all pools is 0, which needs routers that "
+        "hold requests while none runs, and no picker, which cannot; give roles.router without",
+        "spec.autoscale.mode",
+    ),
+    InvalidObject(
+        both(SLEEPS, at("spec.roles.router", {"pools": [CPU]}), at("spec.qos.admission", {})),
+        "spec.qos.admission.workerWaitSeconds: is 0, so a request that finds all pools at zero, as "
+        "autoscale.mode On with minReplicas 0 lets them be, would be refused; set it to the time",
+        "spec.qos.admission.workerWaitSeconds",
     ),
     wrong(
         "spec.autoscale.schedules",

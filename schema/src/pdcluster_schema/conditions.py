@@ -42,6 +42,8 @@ AS_DECLARED: Final = "AsDeclared"
 UNKNOWN_ENGINE_VERSION: Final = "UnknownEngineVersion"
 ETCD_ANSWERS: Final = "EtcdAnswers"
 ANSWERING: Final = "Answering"
+SCALED_TO_ZERO: Final = "ScaledToZero"
+"""No worker is asked for; of Serving too, which is False then, as routers hold requests."""
 
 # On the way.
 STARTING: Final = "Starting"
@@ -179,6 +181,8 @@ SEVERITIES: Final = ("needs action", "problem", "on the way", "unknown", "fine")
 def severity_of(kind: str, status: str, reason: str) -> str:
     """One of SEVERITIES.  kind, status, reason: as the condition has them"""
     is_wrong = status == ("True" if kind in _WHILE_TRUE else "False")
+    if reason == SCALED_TO_ZERO:
+        return "fine"
     if is_wrong and (kind == STALLED or reason in NEEDS_ACTION):
         return "needs action"
     if is_wrong:

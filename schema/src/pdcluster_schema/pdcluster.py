@@ -342,6 +342,12 @@ class PDClusterSpec(SpecSection):
         return "router" if has_routers else self.decode_role
 
     @property
+    def may_sleep(self) -> bool:
+        """True if the autoscaler may take the pools of all roles to zero."""
+        pools = [pool for role in self.roles.computing().values() for pool in role.pools]
+        return self.autoscale.mode == "On" and all(pool.min_replicas == 0 for pool in pools)
+
+    @property
     def decode_role(self) -> Literal["decode", "mixed"]:
         """The role whose workers make the tokens of an answer."""
         return "mixed" if self.roles.mixed is not None else "decode"

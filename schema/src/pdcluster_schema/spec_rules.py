@@ -25,6 +25,7 @@ from pdcluster_schema.routing import PREFILL_PARTS
 from pdcluster_schema.section import Cel, Rule
 from pdcluster_schema.sections import COMPUTING, ROLES
 from pdcluster_schema.service import discovery_rules
+from pdcluster_schema.sleep_rules import sleep_rules
 from pdcluster_schema.stock_engine import PDCLUSTER_ONLY, SGLANG, STOCK_ONLY
 from pdcluster_schema.stock_rules import front_end_rules, sglang_rules, stock_rules
 from pdcluster_schema.values import is_label
@@ -80,6 +81,7 @@ def spec_rules() -> Iterator[Cel | Rule]:
     yield from stock_rules()
     yield from sglang_rules()
     yield from _autoscale_rules()
+    yield from sleep_rules()
     yield from _mixed_rules()
     yield from flexible_rules()
     yield from discovery_rules()

@@ -113,6 +113,43 @@ async def test_router_request_waits_for_a_decode_worker():
     assert (await waiting, runtime.worker.active, backend.shortfall()) == ([7], 0, None)
 
 
+def held(runtime: PlayedNode) -> float | None:
+    return runtime.worker.metrics.registry.get_sample_value("pdcluster_held_requests")
+
+
+async def test_router_counts_the_requests_that_it_holds_and_forgets_clients_that_leave():
+    runtime, backend = make(wait_seconds=600.0)
+    answer = asyncio.create_task(collect(backend))
+    tokens = asyncio.create_task(backend.ask("/detokenize", b"x"))
+    await asyncio.sleep(0)
+    assert held(runtime) == 2
+
+    answer.cancel()
+    await asyncio.gather(answer, return_exceptions=True)
+    assert (held(runtime), runtime.worker.active) == (1, 1)
+
+    runtime.become((1024, 90))
+    await tokens
+    assert held(runtime) == 0
+
+
+async def test_router_holds_so_many_tokens_at_most():
+    runtime, backend = make(wait_seconds=600.0)
+    runtime.worker.policy = PolicyConfig(
+        admission=AdmissionSpec(worker_wait_seconds=600.0, max_queued_tokens=5)
+    )
+    first = asyncio.create_task(collect(backend))
+    await asyncio.sleep(0)
+
+    with pytest.raises(RequestError, match="prompt tokens wait") as caught:
+        await collect(backend)
+
+    assert (caught.value.status, caught.value.code) == (503, "queue_full")
+    assert caught.value.retry_after_seconds is not None
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+
+
 async def test_router_asks_for_tokens_once_a_decode_worker_is_there():
     runtime, backend = make(wait_seconds=600.0)
     waiting = asyncio.create_task(backend.ask("/detokenize", b"x"))

@@ -9,6 +9,7 @@ from pdcluster_api.plan.drain.disruption import ReadinessDeadline, next_loss
 from pdcluster_api.plan.drain.draining import DRAIN_POLL_SECONDS
 from pdcluster_api.plan.gated import GateResult, checked_since, gate_result, of_gate
 from pdcluster_api.plan.gates import gate_field
+from pdcluster_api.plan.inputs import PlanInputs
 from pdcluster_api.plan.observed.pools import PREFILL, DeclaredPool, RoleView, Workloads
 from pdcluster_api.plan.observed.state import Observed, Previous, Problem
 from pdcluster_api.plan.result import StatusPlan
@@ -38,6 +39,7 @@ from pdcluster_api.plan.status.kv_tiers import kv_tiers_available
 from pdcluster_api.plan.status.transfers import Pairs, Transfers, VerificationSettings, transfers
 from pdcluster_schema import conditions as words
 from pdcluster_schema.faults import Fault
+from pdcluster_schema.sections import ENGINELESS, ROUTER
 
 
 def plan_status(desired: DesiredState) -> StatusPlan:
@@ -134,7 +136,27 @@ def _inputs(desired: DesiredState, views: tuple[RoleView, ...]) -> StatusInputs:
         ),
         lost=inputs.ending.lost,
         step=None if desired.rolling is None else desired.rolling.message,
+        at_zero=_at_zero(inputs),
     )
+
+
+def _at_zero(inputs: PlanInputs) -> str | None:
+    """Say what becomes of requests while no worker is asked for; None = some is."""
+    if any(size.desired for size in inputs.sizes if size.role not in ENGINELESS):
+        return None
+    spec = inputs.cluster.spec
+    seconds = spec.qos.admission.worker_wait_seconds
+    if not any(size.desired for size in inputs.sizes if size.role == ROUTER):
+        return "no worker is asked for: requests fail until a pool is scaled up"
+    if not seconds:
+        return (
+            "no worker is asked for: routers refuse requests until a pool is scaled up, or hold "
+            "them with qos.admission.workerWaitSeconds"
+        )
+    hold = f"routers hold requests for {seconds:g} s at most"
+    if spec.may_sleep:
+        return f"all workers sleep: {hold}, and one that they hold wakes the first workers"
+    return f"no worker is asked for: {hold}, until a pool is scaled up"
 
 
 def _disaggregation(

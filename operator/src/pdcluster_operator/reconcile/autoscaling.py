@@ -37,6 +37,9 @@ from pdcluster_schema.workload import PoolKey
 
 logger = logging.getLogger(__name__)
 
+# Most seconds between two looks at the routers of a cluster that sleeps, which wake it
+WAKE_SECONDS = 5
+
 
 @dataclass(frozen=True)
 class Scaling:
@@ -149,7 +152,10 @@ class Autoscaling:
                         await state.wake.wait()
                 continue
             spec = state.cluster.spec.autoscale
-            state.next_at = max(state.next_at + spec.interval_seconds, now)
+            seconds = spec.interval_seconds
+            if _sleeps(state):
+                seconds = min(seconds, WAKE_SECONDS)
+            state.next_at = max(state.next_at + seconds, now)
             try:
                 targets = self._targets(state.leaving)
                 scraper, scrapes = self.shared.scraper, self.shared.scrapes
@@ -217,6 +223,12 @@ def _waits(state: _Followed, observed: Observed, now: float) -> Mapping[str, flo
     pods = [pod for each in observed.workloads for pod in each.pods if is_unschedulable(pod)]
     state.unschedulable_since = {pod.name: known.get(pod.name, now) for pod in pods}
     return {name: now - since for name, since in state.unschedulable_since.items()}
+
+
+def _sleeps(state: _Followed) -> bool:
+    decided = state.outcome
+    is_zero = decided is not None and not any(decided.decision.replicas.values())
+    return is_zero and state.cluster.spec.may_sleep
 
 
 def _version(observed: Observed) -> object:

@@ -55,6 +55,8 @@ class MetricsPage:
     time_to_first_token_seconds_count: Annotated[float, _COUNTED]
     # mean of the worker's GPUs; None = it has none, or their driver does not say
     gpu_utilization_ratio: Annotated[float | None, _RATIO] = None
+    # of a router; None = it does not say
+    held_requests: Annotated[float | None, _REQUESTS] = None
     # the worker's start in Unix seconds; None = it does not report it
     prompt_tokens_created: Annotated[float | None, _Metric(1e11, "start")] = None
     at: float = 0.0  # when it was read, in seconds of a clock that never jumps

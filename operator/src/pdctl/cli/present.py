@@ -52,12 +52,22 @@ def _blockers(body: Mapping[str, Any]) -> list[str]:
         if each.get("type") in _BELOW
         and not (_is_true(each) and each.get("reason") != words.SCALING)
     ]
+    at_zero = [
+        each
+        for each in conditions
+        if each.get("type") == words.READY and each.get("reason") == words.SCALED_TO_ZERO
+    ]
     stalled = [each for each in conditions if each.get("type") == words.STALLED and _is_true(each)]
     # what says why, and the way out
     rolled_back = [each for each in stalled if each.get("reason") in _OF_ROLLOUT]
     return [
         line
-        for each in (*of_scaling, *rolled_back, *(below or ([] if rolled_back else stalled)))
+        for each in (
+            *at_zero,
+            *of_scaling,
+            *rolled_back,
+            *(below or ([] if rolled_back else stalled)),
+        )
         for line in _condition(each)
     ]
 

@@ -80,15 +80,50 @@ def test_routers_without_decode_workers_answer_nothing_and_nothing_answers_witho
     assert condition_of(plan.status, words.READY)["status"] == "False"
 
 
-def test_routers_of_a_cluster_at_zero_are_as_declared() -> None:
+ZERO = {"pools": [{**CPU, "replicas": 0, "minReplicas": 0, "maxReplicas": 2}]}
+HOLD = {"admission": {"workerWaitSeconds": 60}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "no worker is asked for: routers refuse requests until a pool is scaled up, or hold"),
+        (
+            {"spec__qos": HOLD},
+            "no worker is asked for: routers hold requests for 60 s at most, until a pool is",
+        ),
+        (
+            {"spec__qos": HOLD, "spec__autoscale": {"mode": "On"}},
+            "all workers sleep: routers hold requests for 60 s at most, and one that they hold",
+        ),
+    ],
+    ids=["refuses", "holds", "sleeps"],
+)
+def test_a_cluster_at_zero_is_ready_and_says_what_routers_do_meanwhile(
+    changes: dict[str, Any], said: str
+) -> None:
+    cluster = routed(spec__roles__decode=ZERO, spec__roles__prefill=ZERO, **changes)
+    plan = plan_all(cluster, running(cluster), NOW)
+    ready, serving = (condition_of(plan.status, kind) for kind in (words.READY, words.SERVING))
+
+    assert (ready["status"], ready["reason"]) == ("True", words.SCALED_TO_ZERO)
+    assert ready["message"].startswith(f"prefill 0/0, decode 0/0, router 2/2; {said}")
+    assert (serving["status"], serving["reason"]) == ("False", words.SCALED_TO_ZERO)
+    assert serving["message"].startswith(said)
+    assert words.severity_of(words.SERVING, "False", words.SCALED_TO_ZERO) == "fine"
+    assert not any(event.warning for event in plan.events)
+
+
+def test_a_cluster_at_zero_without_routers_answers_nothing() -> None:
     cluster = routed(
-        spec__roles__decode={"pools": [{**CPU, "replicas": 0}]},
-        spec__roles__prefill={"pools": [{**CPU, "replicas": 0}]},
+        spec__roles__decode=ZERO,
+        spec__roles__prefill=ZERO,
+        spec__roles__router={"pools": [{"name": "cpu", "replicas": 0}]},
     )
     status = plan_all(cluster, running(cluster), NOW).status
 
-    assert condition_of(status, words.READY)["status"] == "True"
-    assert condition_of(status, words.SERVING)["status"] == "False"
+    assert condition_of(status, words.READY)["reason"] == words.SCALED_TO_ZERO
+    assert condition_of(status, words.SERVING)["reason"] == words.NOT_ANSWERING
 
 
 def sized(routers: int, ready: int, decodes: int = 1) -> list[Any]:

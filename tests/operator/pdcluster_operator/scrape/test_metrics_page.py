@@ -37,7 +37,7 @@ def busy_page() -> bytes:
         prefill_queue_requests=4,
         prefill_queue_tokens=512,
     )
-    worker.set(kv_cache_usage_ratio=0.25, engine_busy_ratio=0.75)
+    worker.set(kv_cache_usage_ratio=0.25, engine_busy_ratio=0.75, held_requests=6)
     worker.serve(requests=4)
     return worker.text()
 
@@ -62,6 +62,7 @@ def test_page_of_a_worker_is_read():
         prefill_seconds_total=1.0,
         generation_tokens_total=40,
         time_to_first_token_seconds_count=4,
+        held_requests=6,
         histograms={
             "ttft": LatencyHistogram.of(LATENCY_BUCKETS, [(4, 0.5)]),
             "itl": LatencyHistogram.of(LATENCY_BUCKETS, [(36, 0.25)]),

@@ -27,6 +27,7 @@ GAUGES = {
     "kv_cache_usage_ratio": 0.5,
     "engine_busy_ratio": 0.6,
     "gpu_utilization_ratio": 0.7,
+    "held_requests": 8.0,
 }
 UNKNOWN = WorkerSample("w", **GAUGES)
 
@@ -52,6 +53,7 @@ def test_sample_of_a_working_worker():
         prefill_queue_tokens=0,
         kv_cache_usage_ratio=0,
         engine_busy_ratio=0,
+        held_requests=0,
         request_rate=2.0,
         prompt_token_rate=200.0,
         prefill_token_rate=200.0,

@@ -63,7 +63,8 @@ class Metrics:
     block_size: gives the tokens of one KV block; no metric of ours.
     """
 
-    # a router that relays
+    # a router
+    held_requests = gauge("requests that this router holds until a decode worker takes requests")
     relaying_requests = gauge("requests that this router has relayed and that run")
     relayed_requests = counter(
         "requests that this router relayed; cut: the worker broke off, not_taken: no worker "

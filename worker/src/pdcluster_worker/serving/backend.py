@@ -187,6 +187,7 @@ class RouterBackend(ServingBackend):
 
     def serve(self, runtime: WorkerRuntime) -> None:
         super().serve(runtime)
+        runtime.worker.metrics.held_requests.set_function(lambda: self._waiting.num_requests)
         runtime.on_peers = self._poll
         self._poll()
 

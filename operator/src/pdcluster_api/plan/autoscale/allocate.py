@@ -155,7 +155,13 @@ class Allocation:
             for role, recommended in recommendations.items()
             if self.counts[role] < recommended and role not in stuck
         }
-        return max(missing, key=lambda role: (missing[role], recommendations[role]), default=None)
+        is_first = not any(self.counts.values())
+
+        def rank(role: str) -> tuple[float, int, bool]:
+            """The role that answers goes first where none has a worker."""
+            return missing[role], recommendations[role], is_first and role != "prefill"
+
+        return max(missing, key=rank, default=None)
 
     def _meet_band(self) -> None:
         """Meet the band by growth; where that cannot be, come as near as the short role alone can.

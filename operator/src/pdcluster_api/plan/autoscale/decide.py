@@ -37,6 +37,7 @@ from pdcluster_api.plan.autoscale.safety import (
     stabilize_advice,
 )
 from pdcluster_api.plan.autoscale.signals import signals_of
+from pdcluster_api.plan.autoscale.sleep import rest_of, rested, sizes_by_role, woken
 from pdcluster_api.plan.autoscale.totals import Totals, fresh_rounds, read_pool, together
 from pdcluster_api.plan.autoscale.values import (
     Clock,
@@ -69,10 +70,12 @@ def decide(
     # 2. Take the declared pools with their bounds.
     # 3. Release workers whose pods find no accelerator, and leave that GPU type alone for a while.
     # 4. Begin from the base: sizes within bounds and budget, whatever the load is.
-    # 5. Recommend workers for each role by its signals, held back by the safety rules.
+    # 5. Recommend workers for each role by its signals, held back by the safety rules; the first
+    #    ones of a cluster that sleeps while routers hold a request.
     # 6. Allocate them to pools one at a time, both roles together, by budget, price and ratio.
-    # 7. Let a worker of a flexible pool change its role where that helps and nothing else can.
-    # 8. Return replicas with every step's reason, and the memory of the next decision.
+    # 7. Let all sleep where no request has come for long.
+    # 8. Let a worker of a flexible pool change its role where that helps and nothing else can.
+    # 9. Return replicas with every step's reason, and the memory of the next decision.
     trace = DecisionTrace()
     totals = _totals(spec.autoscale, facts, windows, clock.now)
     pools = _pools(spec, facts, totals, clock, trace)
@@ -81,18 +84,22 @@ def decide(
     declared = {pool.key for pool in pools}
     undeclared = [each for each in facts if each.key not in declared]
     base, budget = base_of(pools, Budget.of(spec.autoscale.budget, undeclared, pools), trace)
-    flips = memory.flips
+    flips, of_roles = memory.flips, sizes_by_role(pools, base)
+    rest = rest_of(spec, facts, of_roles, (windows, memory, clock.now), trace)
     needs, memory = _recommendations(spec, pools, base, (totals, windows, memory, clock.now), trace)
-    memory = replace(memory, backoff=backoff)
+    needs = replace(needs, allowed=woken(rest, needs.allowed, trace))
+    memory = replace(memory, backoff=backoff, idle_since=rest.since)
     ratio = spec.autoscale.ratio
-    sizes, missing = fit(pools, base, needs.allowed, budget, ratio, trace=trace)
+    fitted, missing = fit(pools, base, needs.allowed, budget, ratio, trace=trace)
+    known = memory, needs.allowed, clock.now
+    sizes = rested(rest, spec, pools, (base, fitted), known, trace=trace)
     trace.problems += capacity_problems(pools, backoff, missing)
     for pool in pools:
         before, after = base[pool.key], sizes[pool.key]
         trace.step(rules.POOL, pool.name, (before, after), _choice(pool, before, after))
     replicas, flipped = {pool.key: sizes[pool.key] for pool in pools}, None
     pair = flexible_pair(spec)
-    if pair is not None and spec.autoscale.mode == "On":
+    if pair is not None and spec.autoscale.mode == "On" and any(sizes.values()):
         plan = FlipPlan.of(pair, pools, base, replicas)
         flips = plan_flips(plan, needs, spec.autoscale, memory=flips, now=clock.now, trace=trace)
         memory = replace(memory, flips=flips)

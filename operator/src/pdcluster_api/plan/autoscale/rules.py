@@ -4,6 +4,7 @@ from typing import Final
 
 METRICS: Final = "metrics"  # what is known of a role
 CAPACITY: Final = "capacity"  # nodes, quotas and what they have refused
+WAKE: Final = "wake"  # of a cluster that sleeps: its first workers
 NEED: Final = "need"  # what the signals ask for
 HEADROOM: Final = "headroom"
 SAFETY: Final = "safety"  # what the workers that stay would carry
@@ -16,6 +17,7 @@ BOUNDS: Final = "bounds"  # min and max of a pool, by schedules where one is on
 NEVER_ALONE: Final = "neverAlone"
 RATIO: Final = "ratio"
 BUDGET: Final = "budget"  # accelerators in all and by type
+SLEEP: Final = "sleep"  # all roles to zero, for want of requests
 POOL: Final = "pool"  # which pool of a role grows or shrinks
 FLIP: Final = "flip"  # a worker of a flexible pool takes the other role
 FLIP_BACK: Final = "flipBack"  # it takes its own again

@@ -47,6 +47,8 @@ class WorkerSample:
     prompt_token_rate: float | None = None
     prefill_token_rate: float | None = None
     prefill_busy_rate: float | None = None
+    # requests that wait at a router until a decode worker takes some; None = it does not say
+    held_requests: float | None = None
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,8 @@ class Memory:
     # by role and kind of latency
     corrections: Mapping[tuple[str, str], Correction] = field(default_factory=dict)
     flips: FlipMemory = FlipMemory()
+    # since when no request has come, with these sizes; None = there are some
+    idle_since: float | None = None
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ class StatusInputs:
     # why a roll out waits at a gate, or that it went back; None = it does not
     gate: Problem | None = None
     step: str | None = None  # of a rolling roll out, and what it waits for; None = it does not roll
+    at_zero: str | None = None  # where no worker is asked for, what becomes of requests
 
     @property
     def is_rolling(self) -> bool:
@@ -257,6 +258,8 @@ def _serving(facts: StatusInputs) -> Condition:
         facts.observed.service_revision,
         facts.observed.key_fault,
     )
+    if not facts.num_answering and facts.at_zero is not None and _has_routers(facts):
+        return Condition.false(kind, words.SCALED_TO_ZERO, facts.at_zero)
     if not facts.num_answering:
         message = (
             f"no {facts.ingress_role} worker behind the Service is ready{facts.or_no_endpoint}: "
@@ -273,6 +276,12 @@ def _serving(facts: StatusInputs) -> Condition:
     if facts.decoding_role != "mixed" and not facts.existing.has_prefill(serving):
         message += "; no prefill worker is ready, so they prefill themselves"
     return Condition.true(kind, words.ANSWERING, message)
+
+
+def _has_routers(facts: StatusInputs) -> bool:
+    """Return whether the Service leads to ready routers."""
+    routers = (view.ready for view in facts.roles if view.name == ROUTER)
+    return facts.ingress_role == ROUTER and any(routers)
 
 
 def _ready(below: Sequence[Condition], facts: StatusInputs) -> Condition:
@@ -297,8 +306,11 @@ def _ready(below: Sequence[Condition], facts: StatusInputs) -> Condition:
         waits = facts.step or waits
         message = f"roll out to {facts.new}: {waits}"
         return Condition.false(kind, words.ROLLING_OUT, message)
-    numbers = (f"{view.name} {view.num_target_ready}/{view.desired}" for view in facts.roles)
-    return Condition.true(kind, words.AS_DECLARED, ", ".join(numbers))
+    found = (f"{view.name} {view.num_target_ready}/{view.desired}" for view in facts.roles)
+    numbers = ", ".join(found)
+    if facts.at_zero is not None:
+        return Condition.true(kind, words.SCALED_TO_ZERO, f"{numbers}; {facts.at_zero}")
+    return Condition.true(kind, words.AS_DECLARED, numbers)
 
 
 def _stalled(facts: StatusInputs, cause: str) -> str:

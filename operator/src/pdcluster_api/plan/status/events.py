@@ -132,7 +132,9 @@ def _ready(old: Previous, new: Previous) -> Iterator[PlannedEvent]:
 def _serving(old: Previous, new: Previous) -> Iterator[PlannedEvent]:
     is_serving, condition = new.is_true(words.SERVING), new.condition(words.SERVING)
     if condition and old.is_true(words.SERVING) != is_serving:
-        yield PlannedEvent(condition["reason"], condition["message"], warning=not is_serving)
+        reason = condition["reason"]
+        is_fine = is_serving or reason == words.SCALED_TO_ZERO
+        yield PlannedEvent(reason, condition["message"], warning=not is_fine)
 
 
 def _turned(old: Previous, new: Previous, kind: str) -> Iterator[PlannedEvent]:

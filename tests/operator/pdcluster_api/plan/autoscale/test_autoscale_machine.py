@@ -49,7 +49,7 @@ PLENTY = 100
 def pools(draw: st.DrawFn) -> list[dict[str, Any]]:
     found = []
     for index in range(draw(st.integers(1, 2))):
-        low = draw(st.integers(0, 1))
+        low = draw(st.sampled_from([None, 1]))
         gpus = {"gpusPerReplica": draw(st.sampled_from([1, 1, 2, 4, 8]))} if index == 0 else {}
         found.append(
             pool(

@@ -16,7 +16,7 @@ BUSY, SPARE = 2.5, 0.5  # workers' worth of work
 
 
 def flexible(number: int, low: int = 1, high: int = 8) -> dict[str, Any]:
-    return pool(number, minReplicas=low, maxReplicas=high, flexible=True)
+    return pool(number, minReplicas=low or None, maxReplicas=high, flexible=True)
 
 
 def world(
