@@ -24,7 +24,7 @@ A connection whose whole answer has stayed untaken since such a check is not wai
 """
 
 NOTICE_SECONDS = 15.0
-"""Time in which a Service hears of a drain by command: readiness fails after two probes of 5 s each,
+"""Time until a Service knows of a drain by command: readiness fails after two probes of 5 s each,
 and nodes follow a moment later.
 """
 
@@ -68,7 +68,7 @@ class DrainController:
 
     @property
     def is_noticed(self) -> bool:
-        """False while clients may be led here by a Service that has not heard of the command."""
+        """False while clients may be led here by a Service that does not know of the command."""
         since = asyncio.get_running_loop().time() - self._commanded_seconds
         return self._is_ending or not self._is_commanded or since >= NOTICE_SECONDS
 

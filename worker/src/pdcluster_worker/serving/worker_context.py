@@ -209,15 +209,6 @@ class WorkerContext:
         """True if new requests of clients run here."""
         return self.serves and self.role != "prefill"
 
-    @property
-    def takes_late(self) -> bool:
-        """True if requests of clients run here that no other worker takes, though this one drains:
-        they came before the Service heard of it.
-        """
-        if self.engineless is not None or self.role == "prefill" or self.is_drain_noticed():
-            return False
-        return self.engines.problem is None
-
     def close(self) -> None:
         """Follow the engines no more: another context does."""
         self.engines.on_blocks.remove(self._on_blocks)

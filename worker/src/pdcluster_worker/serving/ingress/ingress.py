@@ -62,7 +62,7 @@ class Ingress:
             may_run_locally = self._worker.takes_new
             peer = self._router.choose(specs[0], may_run_locally)
             if peer is None and not may_run_locally:
-                if not self._worker.takes_late:
+                if not self._takes_late():
                     raise self._worker.refusal()
                 may_run_locally = True
             with self._worker.request():
@@ -106,6 +106,14 @@ class Ingress:
         for index, spec in enumerate(specs):
             self._choices[spec.request_id] = partial(merged.end, index)
         return merged
+
+    def _takes_late(self) -> bool:
+        """Return whether a request that no other worker takes runs here, though this one drains: it
+        came before the Service knew of that.
+        """
+        worker = self._worker
+        has_engine = worker.engineless is None and worker.engines.problem is None
+        return has_engine and worker.role != "prefill" and not worker.is_drain_noticed()
 
     def abort(self, request_id: str) -> None:
         if (end := self._choices.get(request_id)) is not None:
