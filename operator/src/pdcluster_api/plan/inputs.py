@@ -33,6 +33,7 @@ from pdcluster_api.plan.status.autoscaled import autoscaled
 from pdcluster_api.plan.status.conditions import missing_parts, waiting_for
 from pdcluster_api.plan.status.discovery import discovery_answers
 from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import is_rolled_back as is_spec_rolled_back
 from pdcluster_schema.revision import rollout_name
 from pdcluster_schema.workload import PoolKey, WorkloadId
 
@@ -211,8 +212,10 @@ def plan_inputs(cluster: PDCluster, observed: Observed, now: str | None = None) 
 
 def _gate_of(cluster: PDCluster, observed: Observed) -> Gate | None:
     """The gate of the last status; of a pause that it does not know yet, one after the step that is
-    under way.
+    under way.  None on the way back, which nothing holds.
     """
+    if is_spec_rolled_back(cluster.spec):
+        return None
     name, gate = rollout_name(cluster.spec), read_gate(observed.status)
     if gate is not None and gate.revision == name and not gate.is_rolled_back:
         return gate

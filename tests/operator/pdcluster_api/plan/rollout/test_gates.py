@@ -276,6 +276,22 @@ def test_a_command_that_cannot_be_read_holds_and_says_so():
     assert "annotation pdcluster.io/rollout is 'paus', which is no command" in message(existing)
 
 
+@pytest.mark.parametrize("command", ["pause", "paus"])
+def test_a_pause_does_not_hold_the_way_back(command: str):
+    existing, new = begun(), gated(65, **BACK)
+    until(existing, new, ("Baking", 1))
+    existing.command = command
+    existing.ended = {
+        pair: replace(each, at=existing.now, fault="damaged")
+        for pair, each in existing.ended.items()
+    }
+
+    existing.walk(new, quiet_rounds=15)
+
+    assert (existing.sizes(A), existing.sizes(B)) == (WHOLE, {})
+    assert existing.condition("Ready") == ("False", words.ROLLED_BACK)
+
+
 @pytest.mark.parametrize("rounds", range(1, 28, 2))
 @pytest.mark.parametrize("fields", [{}, PAUSE])
 def test_an_undo_goes_back_from_every_step(rounds: int, fields: dict[str, Any]):
