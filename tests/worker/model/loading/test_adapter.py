@@ -137,6 +137,25 @@ WRONG = {
         weights(lora("A"), torch.zeros(8, 64, dtype=torch.int8)),
         f"sql: {Q} is torch.int8 [8, 64], not numbers in rows and columns: {SAVED}",
     ),
+    "weights that are no numbers": (
+        weights(lora("B"), torch.full((64, 8), float("nan"))),
+        f"sql: {Q} has a weight that is not finite in float32: train it again, or leave it out of "
+        "model.adapters",
+    ),
+    "a scale that is no number": (
+        settings(lora_alpha=float("nan")),
+        f"sql: lora_alpha is nan in adapter_config.json, not a finite number: {SAVED}",
+    ),
+    "a rank that is no number": (
+        settings(r=float("inf")),
+        "sql is no folder of a LoRA adapter of PEFT: ",
+    ),
+    "a start that takes weights from the model": (
+        settings(init_lora_weights="pissa_niter_16"),
+        "has init_lora_weights pissa_niter_16 in adapter_config.json, so its weights are those of "
+        "a changed model: save it with path_initial_model_for_weight_conversion, or merge it into "
+        "a model of its own",
+    ),
     "nothing": (
         lambda folder: save_file({}, folder / "adapter_model.safetensors"),
         f"has no weights in adapter_model.safetensors: {SAVED}",
@@ -152,6 +171,12 @@ def test_an_adapter_that_would_be_computed_wrongly_is_refused(loaded, folder, ca
         with_adapters(loaded, {"sql": str(folder)})
     assert reason in str(refused.value)
     assert str(refused.value).startswith("adapter sql")
+
+
+@pytest.mark.parametrize("kind", [True, False, "gaussian", "eva"])
+def test_starts_that_leave_the_model_as_it_is_are_taken(loaded, folder, kind):
+    settings(init_lora_weights=kind)(folder)
+    assert with_adapters(loaded, {"sql": str(folder)}).info.adapters == ("sql",)
 
 
 def test_ranks_by_pattern_scale_by_their_own(tiny_folder, loaded, folder):

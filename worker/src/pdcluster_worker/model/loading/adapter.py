@@ -36,6 +36,11 @@ _REFUSED = (
 )
 """Settings of PEFT with which the weights of A and B are not all of an adapter."""
 
+_TAKES_FROM_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Beginnings of `init_lora_weights` with which A and B start as a part of the model's weights, and
+the model is what is left of them; one that PEFT saved converted has True there.
+"""
+
 
 def with_adapters(loaded: LoadedModel, folders: Mapping[str, str]) -> LoadedModel:
     """The model with its adapters, whose fingerprints are part of its own.  Raises ModelError.
@@ -77,7 +82,7 @@ def open_adapter(given_name: str, folder: Path, checkpoint: Checkpoint) -> Adapt
             digest = hashlib.file_digest(file, "sha256")
         tensors = _tensors(folder / WEIGHTS)
         rank, alpha = int(settings["r"]), float(settings["lora_alpha"])
-    except (OSError, ValueError, LookupError, TypeError, SafetensorError) as e:
+    except (OSError, ValueError, OverflowError, LookupError, TypeError, SafetensorError) as e:
         raise ModelError(
             f"{name}: {folder} is no folder of a LoRA adapter of PEFT: {e}; give one, with "
             f"{CONFIG} and {WEIGHTS}"
@@ -99,7 +104,8 @@ def open_adapter(given_name: str, folder: Path, checkpoint: Checkpoint) -> Adapt
                 "as PEFT saved it"
             )
         scale = alpha / (math.sqrt(own) if settings.get("use_rslora") else own)
-        parts[module] = LowRank(a.to(checkpoint.dtype), b.to(checkpoint.dtype), scale)
+        a, b = (_finite(name, module, half.to(checkpoint.dtype)) for half in (a, b))
+        parts[module] = LowRank(a, b, scale)
     digest.update(f"{alpha} {bool(settings.get('use_rslora'))}".encode())
     return Adapter(given_name, parts, digest.hexdigest())
 
@@ -118,6 +124,29 @@ def _check_settings(name: str, settings: Mapping[str, Any]) -> None:
     for field in _REFUSED:
         if settings.get(field):
             raise ModelError(f"{name} has {field} in {CONFIG}, which our engine lacks: {_FIX}")
+    start = str(settings.get("init_lora_weights")).lower()
+    if start.startswith(_TAKES_FROM_MODEL):
+        raise ModelError(
+            f"{name} has init_lora_weights {start} in {CONFIG}, so its weights are those of a "
+            "changed model: save it with path_initial_model_for_weight_conversion, or merge it "
+            "into a model of its own"
+        )
+    alpha = float(settings["lora_alpha"])
+    if not math.isfinite(alpha):
+        raise ModelError(
+            f"{name}: lora_alpha is {alpha} in {CONFIG}, not a finite number: give the folder as "
+            "PEFT saved it"
+        )
+
+
+def _finite(name: str, module: str, half: Tensor) -> Tensor:
+    if half.isfinite().all():
+        return half
+    raise ModelError(
+        f"{name}: {module} has a weight that is not finite in "
+        f"{str(half.dtype).removeprefix('torch.')}: train it again, or leave it out of "
+        "model.adapters"
+    )
 
 
 def _pairs(
