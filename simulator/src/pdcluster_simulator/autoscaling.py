@@ -10,9 +10,10 @@ from datetime import UTC, datetime, timedelta
 
 from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.autoscale.histogram import LatencyHistogram
+from pdcluster_api.plan.autoscale.pools import flexible_pair
 from pdcluster_api.plan.autoscale.rules import MAX_ROUNDS
 from pdcluster_api.plan.autoscale.values import Clock, Memory, PoolFacts, PoolSample, WorkerSample
-from pdcluster_api.plan.observed.state import ScalingDecision
+from pdcluster_api.plan.observed.state import Flipped, ScalingDecision
 from pdcluster_schema.latency import LATENCY_BUCKETS
 from pdcluster_schema.workload import PoolKey
 from pdcluster_simulator.cluster import ClusterBuilder
@@ -57,6 +58,8 @@ class SimulatedAutoscaler:
         self._replicas = {pool.key: pool.replicas for pool in builder.model.pools}
         self._windows = {key: deque[PoolSample](maxlen=MAX_ROUNDS) for key in self._pools}
         self._memory = Memory()
+        self._pair = flexible_pair(self._spec)
+        self._flipped: Flipped | None = None
         self._seen: dict[str, _Seen] = {}
         self._cell.recorder.by_pool = {key: PoolLatencies() for key in self._pools}
 
@@ -95,24 +98,43 @@ class SimulatedAutoscaler:
                 num_cut,
             )
         )
+        self._flipped = decision.flipped
         for key, replicas in decision.replicas.items():
             self._scale(key, replicas)
+        self._flip()
 
     # --- workers ----------------------------------------------------------------------------------
 
     def _of(self, key: PoolKey) -> list[ClusterWorker]:
-        return [each for each in self._cell.workers.values() if each.pool == key]
+        """Workers that live in a pool, whichever role they have."""
+        return [each for each in self._cell.workers.values() if each.home == key]
+
+    def _served(self, key: PoolKey) -> list[ClusterWorker]:
+        workers = self._cell.workers.values()
+        return [each for each in workers if each.pool == key and each.is_ready]
+
+    def _away(self, key: PoolKey) -> int:
+        return self._flipped.away(key) if self._flipped else 0
 
     def _facts(self, key: PoolKey) -> PoolFacts:
-        workers, pool = self._of(key), self._pools[key]
-        return PoolFacts(
+        workers, pool, away = self._of(key), self._pools[key], self._away(key)
+        facts = PoolFacts(
             *key,
             pool.gpu,
-            self._replicas[key],
+            self._replicas[key] - away,
             len(workers),
-            sum(each.is_ready for each in workers),
-            sum(each.state is WorkerState.DRAINING for each in workers),
+            len(self._served(key)),
+            sum(_ends(each) for each in workers),
             gpus_per_replica=pool.gpus_per_replica,
+        )
+        if self._pair is None or key not in self._pair:
+            return facts
+        return replace(
+            facts,
+            num_away=away,
+            is_flipping=any(each.next_pool for each in self._cell.workers.values()),
+            may_flip=True,
+            has_next=any(each.is_ready and each.ordinal == max(0, away) for each in workers),
         )
 
     def _scale(self, key: PoolKey, replicas: int) -> None:
@@ -124,24 +146,51 @@ class SimulatedAutoscaler:
             worker = workers.get(ordinal)
             if worker is None:
                 self._builder.add(key, ordinal, WorkerState.STARTING)
-            elif worker.state is WorkerState.DRAINING:
-                self._enter(worker, WorkerState.READY)
-                if worker.ledger is not None:
-                    worker.ledger.resume()
+            elif _ends(worker):
+                self._resume(worker)
                 changed = True
         for ordinal, worker in workers.items():
-            if ordinal < replicas or worker.state is WorkerState.DRAINING:
+            if ordinal < replicas or _ends(worker):
                 continue
+            worker.next_pool = None
             if worker.state is WorkerState.STARTING:
                 self._cell.remove(worker)
                 continue
             self._enter(worker, WorkerState.DRAINING)
             changed = True
         if changed:
-            self._cell.renew(self._builder.model.num_routers)
-            for worker in workers.values():
-                if worker.state is WorkerState.DRAINING and worker.ledger is not None:
-                    self._cell.remote.on_draining(worker)
+            self._drain([*workers.values()])
+
+    def _flip(self) -> None:
+        """Workers drain before they take another role; one that is to keep its own goes on."""
+        changed = []
+        for worker in [] if self._pair is None else [*self._cell.workers.values()]:
+            pool = worker.home
+            if self._flipped and pool == self._flipped.home:
+                is_away = worker.ordinal < self._flipped.workers
+                pool = self._flipped.to if is_away else pool
+            if worker.is_ready and pool != worker.pool:
+                worker.next_pool = pool
+                self._enter(worker, WorkerState.DRAINING)
+                changed.append(worker)
+            elif worker.next_pool is not None and pool == worker.pool:
+                worker.next_pool = None
+                self._resume(worker)
+                changed.append(worker)
+        if changed:
+            self._drain(changed)
+
+    def _resume(self, worker: ClusterWorker) -> None:
+        self._enter(worker, WorkerState.READY)
+        if worker.ledger is not None:
+            worker.ledger.resume()
+
+    def _drain(self, workers: Sequence[ClusterWorker]) -> None:
+        """Let the others know of those that drain."""
+        self._cell.renew(self._builder.model.num_routers)
+        for worker in workers:
+            if worker.state is WorkerState.DRAINING and worker.ledger is not None:
+                self._cell.remote.on_draining(worker)
 
     def _advance(self) -> int:
         """Make workers ready and remove drained ones; returns the requests that a limit has cut."""
@@ -152,6 +201,11 @@ class SimulatedAutoscaler:
             if worker.state is WorkerState.STARTING and waited >= self._start_seconds:
                 self._enter(worker, WorkerState.READY)
                 changed = True
+            elif worker.next_pool is not None:
+                if waited > 0.0 and not worker.num_active:
+                    self._builder.change_role(worker, worker.next_pool)
+                    self._enter(worker, WorkerState.READY)
+                    changed = True
             elif worker.state is WorkerState.DRAINING and waited > 0.0:
                 is_late = limit is not None and waited >= limit
                 if is_late and worker.num_active:
@@ -168,7 +222,7 @@ class SimulatedAutoscaler:
     # --- scrapes ----------------------------------------------------------------------------------
 
     def _scraped(self, key: PoolKey, now: float, seconds: float) -> PoolSample:
-        ready = sorted((each for each in self._of(key) if each.is_ready), key=lambda each: each.key)
+        ready = sorted(self._served(key), key=lambda each: each.key)
         samples = tuple(self._sample(worker, seconds) for worker in ready)
         return PoolSample(now, samples, latencies=self._latencies(key))
 
@@ -212,6 +266,11 @@ class SimulatedAutoscaler:
         }
         found.restart()
         return latencies
+
+
+def _ends(worker: ClusterWorker) -> bool:
+    """Return whether it drains to go, and not to take another role."""
+    return worker.state is WorkerState.DRAINING and worker.next_pool is None
 
 
 def _summed(counts: Sequence[float]) -> tuple[float, ...]:

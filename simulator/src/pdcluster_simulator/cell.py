@@ -55,10 +55,16 @@ class Cell:
 
     def add(self, worker: ClusterWorker) -> None:
         self.workers[worker.key] = worker
-        if worker.role != "prefill":
-            self.remote.workers[worker.key] = worker
+        self.place(worker)
         phase = self._draw.random() * REPORT_SECONDS
         self.queue.at(self.queue.now + phase, self._report, worker)
+
+    def place(self, worker: ClusterWorker) -> None:
+        """Know a worker by the role that it has."""
+        if worker.role == "prefill":
+            self.remote.workers.pop(worker.key, None)
+        else:
+            self.remote.workers[worker.key] = worker
 
     def renew(self, num_routers: int = 0) -> None:
         """Follow the workers' states."""
@@ -72,7 +78,9 @@ class Cell:
         if num_routers and not self.ingresses:
             self.ingresses = [self._ingress(None) for _ in range(num_routers)]
         elif not num_routers:
-            self.ingresses = [known.get(each) or self._ingress(each) for each in self._decodes]
+            # the Service leads to pods of decode workers, whatever role these have
+            pods = [each for each in self._decodes if each.home[0] != "prefill"]
+            self.ingresses = [known.get(each) or self._ingress(each) for each in pods]
         for worker in self.remote.prefills:
             if worker not in before:
                 self.remote.on_joined(worker)

@@ -277,11 +277,26 @@ class ClusterBuilder:
             delayer=pool.delayer,
         )
         worker.meter = Meter(lambda: queue.now)
-        policy, size = self.model.policy, pool.settings.max_batched_tokens
         if role == "prefill":
-            limit = max(1, int(policy.credits.batches_ahead * size))
-            worker.ledger = CreditLedger(limit, lambda: queue.now)
-            worker.ledger.set_policy(policy.prefill_queue, size)
+            worker.ledger = self._ledger(worker)
         worker.report()
         self.cell.add(worker)
         return worker
+
+    def _ledger(self, worker: ClusterWorker) -> CreditLedger:
+        policy, size = self.model.policy, worker.engine.settings.max_batched_tokens
+        found = CreditLedger(
+            max(1, int(policy.credits.batches_ahead * size)), lambda: self.queue.now
+        )
+        found.set_policy(policy.prefill_queue, size)
+        return found
+
+    def change_role(self, worker: ClusterWorker, pool: tuple[str, str]) -> None:
+        """A drained worker serves as one of that pool, with its engine as it is."""
+        worker.pool, worker.next_pool = pool, None
+        worker.engine.take_times(self._pools[pool].times)
+        if worker.role == "prefill":
+            worker.ledger = worker.ledger or self._ledger(worker)
+            worker.ledger.resume()
+        worker.report()
+        self.cell.place(worker)

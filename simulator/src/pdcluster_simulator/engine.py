@@ -64,6 +64,10 @@ class SimulatedEngine:
 
     # --- messages ---------------------------------------------------------------------------------
 
+    def take_times(self, times: StepModel) -> None:
+        """Those of another role, on the same accelerators."""
+        self._times = times
+
     def post(self, message: Message, answer: Message | None = None) -> None:
         """Handle it at the end of the step in hand; at once in an engine that rests.
 

@@ -31,10 +31,11 @@ class Counted:
 
 @dataclass(slots=True, eq=False)
 class ClusterWorker:
-    """since: time of its last change of state; load: its last report; pool: (role, name).
+    """since: time of its last change of state; load: its last report; pool: (role, name) as whose
+    worker it serves; home: that of its StatefulSet; next_pool: the one that it takes once drained.
 
-    A prefill worker has the ledger; the others have the queue of requests without a credit, the
-    requests that wait for blocks, and the state of a worker's own policies.
+    One that prefills, or has, has the ledger; the others have the queue of requests without a
+    credit, the requests that wait for blocks, and the state of a worker's own policies.
     """
 
     key: str
@@ -45,6 +46,8 @@ class ClusterWorker:
     state: WorkerState
     since: float
     ledger: CreditLedger | None = None
+    home: tuple[str, str] = field(init=False)
+    next_pool: tuple[str, str] | None = None
     engine: SimulatedEngine = field(init=False)
     load: WorkerLoad = field(default_factory=WorkerLoad)
     charges: Charges = field(default_factory=Charges)
@@ -66,6 +69,7 @@ class ClusterWorker:
 
     def __post_init__(self) -> None:
         self.candidate = DecodeCandidate(self.key)
+        self.home = self.pool
 
     @property
     def role(self) -> str:
