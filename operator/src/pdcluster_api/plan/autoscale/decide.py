@@ -31,7 +31,9 @@ from pdcluster_api.plan.autoscale.pools import (
 from pdcluster_api.plan.autoscale.safety import (
     Recommendation,
     RoleState,
+    busy_workers,
     is_same,
+    is_short_of_blocks,
     recommend,
     stabilize,
     stabilize_advice,
@@ -182,6 +184,7 @@ def _recommendations(
     is_asleep = not any(base.values())
     recommendations: dict[str, int] = {}
     needed: dict[str, int] = {}
+    roles: dict[str, RoleState] = {}
     remembered, sizes, advised = {}, {}, {}
     corrections = dict(memory.corrections)
     for name, own in of_role.items():
@@ -192,6 +195,7 @@ def _recommendations(
         if not is_asleep:
             recommended = _recommend(spec, role, own, trace)
         workers = needed[name] = recommended.workers
+        roles[name] = role
         same = is_same(memory, name, requested, spec.autoscale, now)
         before = memory if same else Memory()
         if spec.autoscale.mode == "Advise":
@@ -213,6 +217,8 @@ def _recommendations(
         why = "no role serves without the other"
         trace.step(rules.NEVER_ALONE, name, (workers, recommendations[name]), why)
     memory = Memory(remembered, sizes, at=now, advised=advised, corrections=corrections)
+    if "prefill" in roles and is_short_of_blocks(roles["decode"]):
+        needed["prefill"] = min(needed["prefill"], busy_workers(roles["prefill"]))
     return Needs(recommendations, needed), memory
 
 

@@ -9,7 +9,12 @@ from dataclasses import dataclass, replace
 
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.latency import MeasuredLatency
-from pdcluster_api.plan.autoscale.signals import Signal, being_worked_off, ceil_workers
+from pdcluster_api.plan.autoscale.signals import (
+    KV_USAGE,
+    Signal,
+    being_worked_off,
+    ceil_workers,
+)
 from pdcluster_api.plan.autoscale.values import DecisionTrace, Memory, short
 from pdcluster_api.plan.observed.state import DecisionStep
 from pdcluster_schema.autoscale import AutoscaleSpec
@@ -170,6 +175,24 @@ def safe_workers(signal: Signal, workers: int) -> int:
     while stay > 1 and signal.latency.predicted(workers / (stay - 1)) <= signal.up:
         stay -= 1
     return stay
+
+
+def is_short_of_blocks(decode: RoleState) -> bool:
+    """Return whether its KV cache is over its threshold: requests that wait for blocks then count
+    in the prefill queue, and more prefill workers are of no use to them.
+    """
+    return any(signal.name == KV_USAGE and signal.is_over() for signal in decode.signals)
+
+
+def busy_workers(role: RoleState) -> int:
+    """Workers that a role needs by their use alone; all of them unless that is under its scale-down
+    threshold, or while some give no numbers.
+    """
+    shares = [signal for signal in role.signals if signal.is_share]
+    if not shares or role.missing or not all(signal.is_under() for signal in shares):
+        return role.requested
+    safe = max(safe_workers(signal, role.workers) for signal in shares)
+    return _least(role, max(*(ceil_workers(signal.need) for signal in shares), safe, 1))
 
 
 def _unsafe_text(busiest: Signal, workers: int, fewer: int) -> str:

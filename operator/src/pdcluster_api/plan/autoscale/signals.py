@@ -14,6 +14,7 @@ from pdcluster_api.plan.observed.state import DecisionInput
 from pdcluster_schema.autoscale import AutoscaleSpec, DecodeScalingSpec, PrefillScalingSpec
 
 _MOST_TIMES = 16  # a threshold near 0 asks for no more times the workers in one decision
+KV_USAGE = "kv_cache_usage_ratio"
 _DUST = 1e-9  # what rounding may add to a number of workers
 
 
@@ -114,7 +115,7 @@ def _decode(own: Totals, spec: DecodeScalingSpec) -> Iterator[Signal]:
     yield _queue("num_requests_waiting", queue, (spec.queue_up, spec.queue_down), own)
     usage = own.kv_cache_usage, own.peak_kv_cache_usage
     limits = spec.kv_usage_up, spec.kv_usage_down
-    yield _share("kv_cache_usage_ratio", usage, limits, own.workers)
+    yield _share(KV_USAGE, usage, limits, own.workers)
 
 
 def _objective(latency: MeasuredLatency, own: Totals) -> Signal:

@@ -35,6 +35,7 @@ class FlipWorld:
     start_seconds: float = 120.0
     drain_seconds: float = 20.0
     may_flip: bool = True
+    waits_for_blocks: bool = False  # what decode has no room for counts in the prefill queue
     flipped: Flipped | None = None
     now: float = NOW
     memory: Memory = field(default_factory=Memory)
@@ -127,7 +128,10 @@ class FlipWorld:
         worker = replace(IDLE, engine_busy_ratio=min(1.0, share))
         if key == D:
             worker = replace(worker, kv_cache_usage_ratio=min(1.0, share))
-            worker = replace(worker, num_requests_waiting=waiting / max(1, ready))
+            if self.waits_for_blocks:
+                worker = replace(worker, prefill_queue_requests=waiting / max(1, ready))
+            else:
+                worker = replace(worker, num_requests_waiting=waiting / max(1, ready))
         else:
             worker = replace(worker, prefill_queue_requests=waiting / max(1, ready))
         return PoolSample(self.now, tuple(_named(worker, key, number) for number in range(ready)))

@@ -73,6 +73,13 @@ def test_no_worker_changes_its_role_where(found: FlipWorld):
     assert found.run(280).flipped is None
 
 
+@pytest.mark.parametrize(("prefill_load", "flips"), [(SPARE, 1), (2.1, 0)])
+def test_queue_for_blocks_of_decode_keeps_no_prefill_worker(prefill_load: float, flips: int):
+    found = world(load=(prefill_load, BUSY))
+    found.waits_for_blocks = True
+    assert found.run(100).flips == flips
+
+
 def test_no_worker_changes_its_role_while_a_roll_out_runs():
     found = world()
     found.may_flip = False
