@@ -80,7 +80,11 @@ class RollingRole:
     @property
     def num_old(self) -> int:
         """Old workers that are ready, or may be again."""
-        return sum(each.size - each.num_lost for each in self.old)
+        return self.old_size - self.num_lost
+
+    @property
+    def num_lost(self) -> int:
+        return sum(each.num_lost for each in self.old)
 
     @property
     def old_size(self) -> int:

@@ -9,7 +9,8 @@ within one worker.  It follows from what is there:
     old workers      those that desired - unavailable needs beside the new ones that serve
 
 Workers are missing on purpose only where surge or budget have no room for new ones.  Growth goes to
-the new workers once they serve, before that to the old ones; a smaller role loses old ones first.
+the new workers once they serve, before that to the old ones, and with gates to the old ones until
+the last has passed; a smaller role loses old ones first.
 """
 
 from collections import Counter
@@ -98,7 +99,13 @@ def _step(
     finished = _num_finished(roles, steps) if serves else 0
     number = min(finished + 1, steps if passed is None else passed + 1, steps)
     is_at_gate = passed is not None and passed < finished
-    goals = {role.name: _goal(role, role.goal(number, steps), serves=serves) for role in roles}
+    is_gated = passed is not None
+    wakes = not any(role.size or role.old_size for role in roles)
+    until = passed if passed is not None and wakes else number  # what wakes has passed its gate
+    goals = {
+        role.name: _goal(role, role.goal(until, steps), serves=serves, is_gated=is_gated)
+        for role in roles
+    }
     grown = [_grown(role, goals[role.name]) for role in roles]
     made, short = _made(grown, goals, budget)
     shown = passed if keeps_gated else None
@@ -131,10 +138,15 @@ def _num_finished(roles: Sequence[RollingRole], steps: int) -> int:
     return steps
 
 
-def _goal(role: RollingRole, goal: int, *, serves: bool) -> int:
+def _goal(role: RollingRole, goal: int, *, serves: bool, is_gated: bool) -> int:
     """New workers to have next, with growth where they take it."""
-    takes_growth = serves or not any(each.may_grow for each in role.old)
-    return max(goal, role.desired - role.num_old) if takes_growth else goal
+    growing = {each.id.pool for each in role.old if each.may_grow}
+    if growing and not serves:
+        return goal
+    missing = role.desired - role.num_old
+    if is_gated and not growing.isdisjoint(pool.key[1] for pool in role.pools):
+        missing = min(missing, goal + role.num_lost)
+    return max(goal, missing)
 
 
 def _grown(role: RollingRole, goal: int) -> RollingRole:

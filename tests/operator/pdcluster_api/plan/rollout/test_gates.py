@@ -161,6 +161,38 @@ def test_damaged_kv_pauses_until_a_user_goes_on():
     assert existing.condition(words.ROLLOUT_PAUSED) == ("", "")
 
 
+def scale(existing: GatedCluster, size: int) -> None:
+    for role in WHOLE:
+        existing.scale((role, "cpu"), size)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_what_sleeps_at_a_gate_that_failed_wakes_with_old_workers(size: int):
+    existing, new = begun(new="damaged"), gated(65, **PAUSE)
+    existing.walk(new)
+    scale(existing, 0)
+    existing.walk(new)
+    assert existing.sizes(A) == existing.sizes(B) == {"prefill": 0, "decode": 0}
+
+    scale(existing, size)
+    existing.walk(new)
+
+    assert existing.gate == ("Failed", 0)
+    assert existing.sizes(A) == {"prefill": size, "decode": size}
+    assert existing.sizes(B) == {"prefill": 1, "decode": 1}
+
+
+def test_growth_at_a_gate_that_failed_goes_to_the_old_workers():
+    existing, new = begun(new="damaged"), gated(65, **PAUSE)
+    existing.walk(new)
+
+    scale(existing, 5)
+    existing.walk(new)
+
+    assert existing.sizes(A) == {"prefill": 4, "decode": 4}
+    assert existing.sizes(B) == {"prefill": 1, "decode": 1}
+
+
 def test_an_old_command_goes_past_no_later_gate():
     existing, new = begun(new="damaged"), gated(65, **PAUSE)
     existing.command = "resume 2025-01-01T00:00:00Z"
