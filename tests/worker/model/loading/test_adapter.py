@@ -17,6 +17,7 @@ from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.kv_size import check_memory
 from pdcluster_worker.model.loading.adapter import with_adapters
 from pdcluster_worker.model.loading.loader import load_model
+from pdcluster_worker.model.ops.adapter_arguments import PackedAdapters
 from pdcluster_worker.model.runner_loader import open_runner
 from tests.adapters import make_adapter
 
@@ -216,9 +217,24 @@ def test_weights_names_and_scales_are_in_the_fingerprint(tiny_folder, loaded, tm
     assert with_adapters(loaded, both).info.weights == with_adapters(loaded, other).info.weights
 
 
+@pytest.mark.parametrize("rank", [1, 8, 20])
+def test_counted_bytes_are_those_that_a_cpu_holds(tiny_folder, loaded, tmp_path, rank):
+    folder = make_adapter(tiny_folder("llama"), tmp_path / "sql", rank=rank)
+    adapted = with_adapters(loaded, {"sql": str(folder)})
+    taken: list[int] = []
+
+    def take(num_bytes: int) -> torch.Tensor:
+        taken.append(num_bytes)
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    for part in adapted.checkpoint.adapters[0].parts.values():
+        PackedAdapters([[part]], len(part.b), take)
+    assert sum(taken) == adapted.adapter_bytes
+
+
 def test_adapters_that_do_not_fit_are_refused_with_their_bytes(loaded, folder):
     adapted = with_adapters(loaded, {"sql": str(folder)})
-    assert adapted.adapter_bytes == 4 * 2 * 8 * (64 + 64 + 64 + 32)
+    assert adapted.adapter_bytes == 4 * 2 * (16 * (64 + 64) + 8 * (64 + 32))
     assert adapted.weight_bytes == loaded.weight_bytes + adapted.adapter_bytes
     with pytest.raises(ModelError) as refused:
         check_memory(

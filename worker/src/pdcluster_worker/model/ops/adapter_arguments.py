@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdcluster_worker.model.ops.adapters import AdapterParts, LayerAdapters, LowRank
-
-_LANES = 16
+from pdcluster_worker.model.ops.adapters import PANEL, AdapterParts, LayerAdapters, LowRank
 
 
 class LowRankArguments(ctypes.Structure):
@@ -57,7 +55,7 @@ class PackedAdapters:
         self._each = (LowRankArguments * len(given))(*arguments)
         num_parts = len(parts[0])
         depth = present[0].a.shape[1] if present else 0
-        most_rank = _whole(max((len(part.a) for part in present), default=0), _LANES)
+        most_rank = _whole(max((len(part.a) for part in present), default=0), PANEL)
         self.between_elements = num_parts * most_rank
         self.arguments = AdaptedArguments(
             ctypes.addressof(self._each), num_parts, depth, columns, most_rank
@@ -77,9 +75,9 @@ def _panels(weight: Tensor) -> Tensor:
     """[panels, words, 16, elements]: 16 rows side by side, in words of 4 bytes."""
     rows, columns = weight.shape
     size = 4 // weight.itemsize
-    padding = (0, _whole(columns, size) - columns, 0, _whole(rows, _LANES) - rows)
+    padding = (0, _whole(columns, size) - columns, 0, _whole(rows, PANEL) - rows)
     padded = functional.pad(weight, padding)
-    panels = torch.unflatten(torch.unflatten(padded, 0, (-1, _LANES)), 2, (-1, size))
+    panels = torch.unflatten(torch.unflatten(padded, 0, (-1, PANEL)), 2, (-1, size))
     return panels.transpose(1, 2).contiguous()
 
 

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from pdcluster_worker.model.step_plan import StepPlan
 
+PANEL = 16
+"""Rows of A, or of B, that lie side by side in memory on a CPU."""
+
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
@@ -30,7 +33,11 @@ class Adapter:
 
     @property
     def num_elements(self) -> int:
-        return sum(part.a.numel() + part.b.numel() for part in self.parts.values())
+        """As the C kernels pack them: a rank is whole panels."""
+        return sum(
+            -(-len(part.a) // PANEL) * PANEL * part.a.shape[1] + part.b.numel()
+            for part in self.parts.values()
+        )
 
 
 AdapterParts = Sequence[Sequence[LowRank | None]]
