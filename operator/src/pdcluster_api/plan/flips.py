@@ -48,8 +48,13 @@ def requested_flips(spec: PDClusterSpec, observed: Observed) -> FlippedSet | Non
     if observed.decision is not None:
         flipped = observed.decision.flipped
         return None if flipped is None else _set_of(flipped, observed)
-    field = Previous(observed.status).mapping("autoscaling").get(FIELD)
-    found = [each for entry in mappings(field) if (each := _read(entry, pair)) is not None]
+    field = Previous(observed.status).mapping("autoscaling")
+    sizes = {
+        (entry.get("role"), entry.get("pool")): entry.get("replicas")
+        for entry in mappings(field.get("replicas"))
+    }
+    read = [_read(entry, pair) for entry in mappings(field.get(FIELD))]
+    found = [each for each in read if each is not None and _fits(each[0], sizes)]
     sets = (_set_of(each, observed) for each, _ in found)
     named = zip(sets, (name for _, name in found), strict=True)
     return next((each for each, name in named if each is not None and each.name == name), None)
@@ -62,6 +67,12 @@ def _read(entry: Mapping[str, Any], pair: tuple[PoolKey, PoolKey]) -> tuple[Flip
         return None
     is_known = {found.home, found.to} == set(pair) and found.workers
     return (found, str(entry.get("statefulSet"))) if is_known else None
+
+
+def _fits(flipped: Flipped, sizes: Mapping[tuple[object, object], object]) -> bool:
+    """Return whether the pool has as many workers by the same record, which users may edit."""
+    size = sizes.get(flipped.home)
+    return isinstance(size, int) and flipped.workers <= size
 
 
 def _set_of(flipped: Flipped, observed: Observed) -> FlippedSet | None:

@@ -294,6 +294,13 @@ def test_workers_go_back_where_the_object_no_longer_allows_it(change: Change):
         {"role": "mixed", "pool": "cpu", "servesPool": "cpu", "workers": 1},
         {"role": "prefill", "pool": "other", "servesPool": "cpu", "workers": 1},
         "text",
+        {
+            "role": "prefill",
+            "pool": "cpu",
+            "servesPool": "cpu",
+            "workers": 4,
+            "statefulSet": PREFILL.name,
+        },
     ],
 )
 def test_record_that_cannot_be_read_flips_none(entry: object):
