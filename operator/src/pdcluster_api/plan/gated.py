@@ -24,6 +24,8 @@ from pdcluster_api.plan.status.condition import Condition
 from pdcluster_schema import conditions as words
 from pdcluster_schema.revision import is_rolled_back
 
+_NO_WORKERS = "no worker is asked for that could pass it"
+
 
 @dataclass(frozen=True)
 class GateResult:
@@ -86,7 +88,11 @@ def gate_result(desired: DesiredState, check: Check | None) -> GateResult:
         problem and Condition.true(words.ROLLOUT_PAUSED, problem.reason, problem.message),
         0.0 if gate != inputs.gate else seconds,
         has_passed=inputs.gate is not None and (gate is None or gate.passed > inputs.gate.passed),
-        waits=waits_for(gate, facts, spec, now) if gate is not None and is_baking else "",
+        waits=(
+            waits_for(gate, facts, spec, now)
+            if gate is not None and is_baking
+            else _NO_WORKERS * (gate is not None and desired.rolling.is_asleep)
+        ),
     )
 
 
@@ -109,7 +115,7 @@ def _facts(desired: DesiredState, check: Check | None) -> GateFacts:
         inputs.rollout_name,
         inputs.observed.generation,
         rolling.step.steps,
-        rolling.step.finished,
+        0 if rolling.is_asleep else rolling.step.finished,
         rolling.origin,
         checks=(*(() if check is None else (check,)), *_attained(desired)),
         stalled=None if rollout is None or rollout.rolled_back else rollout.stalled,

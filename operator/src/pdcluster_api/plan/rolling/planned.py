@@ -18,6 +18,7 @@ from pdcluster_api.plan.rolling.fleet import (
 )
 from pdcluster_api.plan.rolling.steps import RollingStep, next_step
 from pdcluster_api.plan.status.discovery import discovery_answers
+from pdcluster_schema.revision import is_rolled_back
 from pdcluster_schema.sections import COMPUTING
 from pdcluster_schema.text import and_more
 from pdcluster_schema.workload import Workload, WorkloadId
@@ -78,9 +79,17 @@ class RollingPlan:
         return next_step(self.roles, self.budget, serves=self.serves, passed=passed)
 
     @property
+    def is_asleep(self) -> bool:
+        """True if none of its roles is to have a worker."""
+        return not any(role.desired for role in self.roles)
+
+    @property
     def keeps_old(self) -> bool:
         """True if workloads of the old revision stay, without workers too, to go back to."""
-        return self.inputs.gate is not None and self.inputs.gate.is_open
+        spec, gate = self.inputs.cluster.spec, self.inputs.gate
+        if gate is None:  # none yet, or none on the way back
+            return spec.rollout.on_failure is not None and not is_rolled_back(spec)
+        return gate.is_open
 
     @cached_property
     def origin(self) -> Origin | str:

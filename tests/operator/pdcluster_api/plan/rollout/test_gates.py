@@ -182,6 +182,33 @@ def test_what_sleeps_at_a_gate_that_failed_wakes_with_old_workers(size: int):
     assert existing.sizes(B) == {"prefill": 1, "decode": 1}
 
 
+@pytest.mark.parametrize("rounds", [0, 3, 9])
+def test_a_roll_out_waits_at_its_gate_while_all_sleep(rounds: int):
+    existing = begun(new="damaged")
+    new = gated(65, **BACK, progress_deadline_seconds=300)
+    if rounds:
+        existing.faults.clear()
+        for _ in range(rounds):
+            existing.round(new)
+        existing.faults[B] = "damaged"
+        existing.ended = {}
+        scale(existing, 0)
+    else:
+        scale(existing, 0)
+        existing.walk(OLD)
+    existing.walk(new, quiet_rounds=30)
+    assert existing.gate == ("Waiting", 0)
+    assert existing.sizes(A) == existing.sizes(B) == {"prefill": 0, "decode": 0}
+    assert existing.condition("Ready") == ("False", "RollingOut")
+    assert "at its gate: no worker is asked for that could pass it" in message(existing)
+
+    scale(existing, 2)
+    existing.walk(new, quiet_rounds=15)
+
+    assert (existing.sizes(A), existing.sizes(B)) == (WHOLE, {})
+    assert existing.condition("Ready") == ("False", words.ROLLED_BACK)
+
+
 def test_growth_at_a_gate_that_failed_goes_to_the_old_workers():
     existing, new = begun(new="damaged"), gated(65, **PAUSE)
     existing.walk(new)
