@@ -289,6 +289,18 @@ def test_a_worker_that_fails_begins_the_time_of_its_gate_again():
     assert existing.seconds - began >= BAKE
 
 
+@pytest.mark.parametrize("fields", [{}, {"min_requests": 100}])
+def test_a_clock_that_is_set_back_holds_no_gate(fields: dict[str, Any]):
+    existing, new = begun(), gated(65, **BACK, **fields)
+    existing.attainment = latency(0.9, 0.2)
+    until(existing, new, ("Baking", 0))
+    existing.seconds -= 86400
+
+    existing.walk(new)
+
+    assert_as_declared(existing, new)
+
+
 @pytest.mark.parametrize("step", [0, 1])
 @pytest.mark.parametrize("state", ["Waiting", "Baking"])
 def test_a_pause_holds_at_every_step_and_a_resume_goes_on(step: int, state: str):
