@@ -151,8 +151,12 @@ def test_router_keeps_models_listed_and_says_why_without_decode_workers(router, 
         router.take_policy({"admission": {"workerWaitSeconds": 60}})
         with ThreadPoolExecutor() as pool:
             waiting = pool.submit(router.client.post, body(prompts(8)))
+            router.wait_for(
+                lambda: router.metrics().value("held_requests") == 1, "the router holds the request"
+            )
             pair.cluster.command(pair.decode.name, drain=False)
             assert waiting.result().status_code == 200
+        assert router.metrics().value("held_requests") == 0
 
 
 def _has_no_decode(router: WorkerProcess) -> bool:

@@ -141,6 +141,9 @@ class Autoscaling:
     def _keep(self, state: _Followed, outcome: Outcome) -> None:
         self.shared.metrics.show(self.key, outcome, state.outcome)
         state.outcome = outcome
+        if state.cluster.spec.may_sleep and not any(outcome.decision.replicas.values()):
+            state.next_at = min(state.next_at, self.shared.clock() + WAKE_SECONDS)
+            state.wake.set()
 
     async def _run(self, state: _Followed) -> None:
         while True:
@@ -152,10 +155,7 @@ class Autoscaling:
                         await state.wake.wait()
                 continue
             spec = state.cluster.spec.autoscale
-            seconds = spec.interval_seconds
-            if _sleeps(state):
-                seconds = min(seconds, WAKE_SECONDS)
-            state.next_at = max(state.next_at + seconds, now)
+            state.next_at = max(state.next_at + spec.interval_seconds, now)
             try:
                 targets = self._targets(state.leaving)
                 scraper, scrapes = self.shared.scraper, self.shared.scrapes
@@ -223,12 +223,6 @@ def _waits(state: _Followed, observed: Observed, now: float) -> Mapping[str, flo
     pods = [pod for each in observed.workloads for pod in each.pods if is_unschedulable(pod)]
     state.unschedulable_since = {pod.name: known.get(pod.name, now) for pod in pods}
     return {name: now - since for name, since in state.unschedulable_since.items()}
-
-
-def _sleeps(state: _Followed) -> bool:
-    decided = state.outcome
-    is_zero = decided is not None and not any(decided.decision.replicas.values())
-    return is_zero and state.cluster.spec.may_sleep
 
 
 def _version(observed: Observed) -> object:

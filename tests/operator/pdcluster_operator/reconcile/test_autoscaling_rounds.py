@@ -13,6 +13,7 @@ from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.apiserver.observe import Live, observe
 from pdcluster_api.plan.observed.state import Observed
 from pdcluster_operator.informer.cache import Cache
+from pdcluster_operator.reconcile import autoscaling
 from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
 from pdcluster_operator.scrape.scraper import ScrapeMetrics, Scraper
@@ -336,3 +337,27 @@ async def test_a_worker_that_waits_for_a_node_is_counted_from_when_it_was_first_
     record = follow(scene, worked)
     assert dict(record.replicas)["decode", "cpu"] == 1
     assert [problem.reason for problem in record.problems] == ["CapacityShort"]
+
+
+async def test_routers_of_a_cluster_that_sleeps_are_asked_more_often_than_the_interval(
+    scene: Scene, server: WorkerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autoscaling, "WAKE_SECONDS", 0.05)
+    pool = {"name": "cpu", "replicas": 0, "minReplicas": 0}
+    sleeper = make_cluster(prefill=[pool], decode=[pool])
+    roles = sleeper.spec.roles.model_copy(update={"router": WORKED.spec.roles.decode})
+    hourly = AutoscaleSpec.model_validate({"mode": "On", "intervalSeconds": 3600})
+    changes = {"roles": roles, "autoscale": hourly}
+    sleeper = sleeper.model_copy(update={"spec": sleeper.spec.model_copy(update=changes)})
+    assert sleeper.spec.may_sleep
+    zero = [{"role": role, "pool": "cpu", "replicas": 0} for role in ("prefill", "decode")]
+    status = {"autoscaling": {"mode": "On", "replicas": zero}}
+    scene.cache.put("PDCluster", cluster(2, spec={}, status=status))
+    revision = revision_of(sleeper.spec)
+    scene.put(
+        child("Service", NAME, version=2, spec={"selector": {REVISION: revision}}),
+        worker("router", revision),
+    )
+    follow(scene, sleeper)
+    seen = len(server.requests)
+    await scene.until(lambda: len(server.requests) >= seen + 5)
