@@ -308,6 +308,16 @@ def test_an_engine_of_ours_needs_the_folder_of_each_adapter(
         load_worker_config(write(tmp_path, text.replace("role: decode", f"role: {role}")))
 
 
+@pytest.mark.parametrize("name", ["m", "sql"])
+def test_each_adapter_has_a_name_of_its_own(tmp_path: Path, name: str) -> None:
+    folders = ", ".join(f"{each}: /lora/{each}" for each in sorted({"sql", name}))
+    fields = f"adapters: [sql, {name}], adapterPaths: {{{folders}}}"
+    text = MINIMUM.replace("path: /models/m", f"path: /models/m, {fields}")
+    reason = rf"model\.adapters has sql, {name}, and .* from model\.name, m: rename one of them"
+    with pytest.raises(ConfigError, match=reason):
+        load_worker_config(write(tmp_path, text))
+
+
 DELAYER, DRAFTS = "engine: {prefillDelayer: {}}", "engine: {speculation: {}}"
 
 

@@ -138,6 +138,10 @@ WRONG = {
         weights(lora("A"), torch.zeros(8, 64, dtype=torch.int8)),
         f"sql: {Q} is torch.int8 [8, 64], not numbers in rows and columns: {SAVED}",
     ),
+    "a half under two names": (
+        weights(f"{Q}.lora_B.weight", torch.zeros(64, 8)),
+        f"sql has {Q}.lora_B.weight twice: {SAVED}",
+    ),
     "weights that are no numbers": (
         weights(lora("B"), torch.full((64, 8), float("nan"))),
         f"sql: {Q} has a weight that is not finite in float32: train it again, or leave it out of "

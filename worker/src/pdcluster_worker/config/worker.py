@@ -122,6 +122,12 @@ class WorkerConfig(Section, frozen=True):
         is_other = self.engine.type != "vllm" and self.role not in ENGINELESS
         if self.model.frontend == "engine" and is_other:
             raise ValueError("model.frontend: engine is for engine.type: vllm: leave it out")
+        names = self.model.adapters
+        if len({self.model.name, *names}) <= len(names):
+            raise ValueError(
+                f"model.adapters has {', '.join(names)}, and each name must differ from the others "
+                f"and from model.name, {self.model.name}: rename one of them"
+            )
         computes = self.engine.type == "pdcluster" and self.role not in ENGINELESS
         needed = set(self.model.adapters) if computes else set()
         if needed != self.model.adapter_paths.keys():

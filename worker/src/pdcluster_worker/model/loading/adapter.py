@@ -163,6 +163,9 @@ def _pairs(
                 f"{name} changes {last} ({key}), and our engine adapts {_PROJECTIONS} of this "
                 f"model's {_num_layers(shapes)} layers: {_FIX}"
             )
+        if found[2] in halves[module]:
+            half = f"{module}.lora_{found[2]}.weight"
+            raise ModelError(f"{name} has {half} twice: give the folder as PEFT saved it")
         halves[module][found[2]] = tensor
     if not halves:
         raise ModelError(f"{name} has no weights in {WEIGHTS}: give the folder as PEFT saved it")
