@@ -29,7 +29,7 @@ from e2e.harness import (
     save_state,
     wait_for_workers,
 )
-from e2e.rig.paths import CACHE, HAS_STOCK_ENGINE, STOCK_SWITCH
+from e2e.rig.paths import CACHE, HAS_STOCK_ENGINE, LONG_SWITCH, STOCK_SWITCH, TAKES_LONG
 from tests.system.waiting import wait_for
 
 TIMEOUT_SECONDS = 1800
@@ -64,6 +64,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
         if HAS_STOCK_ENGINE and _fixtures(item) & {"chat", "fleet"}:
             item.add_marker(pytest.mark.skip(f"{STOCK_SWITCH} is set: the cluster has no worker"))
+        if item.get_closest_marker("long") and not TAKES_LONG:
+            item.add_marker(pytest.mark.skip(f"takes minutes: set {LONG_SWITCH}=1"))
     yield
     items.sort(key=lambda item: bool(_fixtures(item) & {"fleet", "alone"}))
 

@@ -224,6 +224,7 @@ def grown_since(cluster: Kubernetes, before: LatencyHistogram) -> tuple[float, f
     return mean, late
 
 
+@pytest.mark.long
 def test_tail_over_its_objective_grows_prefill_while_the_mean_holds(scaled: Kubernetes) -> None:
     decode = [pool("cpu", 1, maximum=1)]
     scaled.replace(spec(decode, mode="Off"))

@@ -56,6 +56,7 @@ def revisions(cluster: Kubernetes) -> set[str]:
     return {pod["metadata"]["labels"][REVISION] for pod in cluster.pods("pdcluster.io/role")}
 
 
+@pytest.mark.long
 def test_a_slow_revision_is_rolled_back_by_its_latencies(chat: Kubernetes, gated: Json) -> None:
     (old,) = revisions(chat)
     gated["engine"]["transferBandwidth"] = SLOW

@@ -63,6 +63,7 @@ def lives(cluster: Kubernetes) -> dict[str, tuple[str, int]]:
     }
 
 
+@pytest.mark.long
 def test_prefill_worker_decodes_under_load_and_goes_back(flexible: Kubernetes) -> None:
     before = lives(flexible)
     with streams(flexible, LONG_ANSWERS) as running:

@@ -95,6 +95,7 @@ def look(cluster: Kubernetes) -> Look:
     return Look([pod for pod in found if "deletionTimestamp" not in pod["metadata"]], len(found))
 
 
+@pytest.mark.long
 def test_a_revision_comes_step_by_step_under_load_and_no_stream_fails(
     chat: Kubernetes, six: Json, note: Callable[[str], None]
 ) -> None:

@@ -72,6 +72,7 @@ def is_asleep(cluster: Kubernetes) -> bool:
     return reason(cluster, "Serving") == "ScaledToZero" and not workers(cluster)
 
 
+@pytest.mark.long
 def test_pools_sleep_after_their_last_request_and_the_next_one_wakes_them(
     sleeper: Kubernetes, record_property: Callable[[str, object], None]
 ) -> None:

@@ -55,6 +55,12 @@ DIST_SWITCH = "PDCLUSTER_E2E_DIST"
 DIST = Path(os.environ[DIST_SWITCH]).resolve() if os.environ.get(DIST_SWITCH) else None
 """The folder of a release whose chart and images are tested in place of this checkout's."""
 
+LONG_SWITCH = "PDCLUSTER_E2E_LONG"
+TAKES_LONG = bool(os.environ.get(LONG_SWITCH))
+"""Tests that take minutes each run too, on what the API server's tests show with scripted
+metrics.
+"""
+
 CACHE = Cache(Path(os.environ.get("PDCLUSTER_CACHE") or Path.home() / ".cache" / "pdcluster"))
 
 
