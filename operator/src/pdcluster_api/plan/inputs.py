@@ -185,7 +185,10 @@ def plan_inputs(cluster: PDCluster, observed: Observed, now: str | None = None) 
     declared = pool_sizes(cluster.spec, observed.scalers, _last_sizes(cluster, observed, target))
     sizes = autoscaled(cluster.spec.autoscale, declared, observed)
     has_ingress = any(size.desired for size in sizes if size.role != PREFILL)
-    away = {} if flips is None else {flips.flipped.home: flips.flipped.workers}
+    own = existing.of_revision(target)
+    names = {state.id.name for state in own if declared_revision.has(state.id)}
+    is_flipped = flips is not None and flips.name in names
+    away = {flips.flipped.home: flips.flipped.workers} if flips and is_flipped else {}
     is_whole = not has_ingress or all(
         (state := existing.of(*size.key, target)) is not None
         and state.ready >= size.desired - away.get(size.key, 0)

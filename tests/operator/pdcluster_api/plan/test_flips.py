@@ -258,6 +258,19 @@ def test_other_roll_outs_leave_workers_as_they_are_and_change_none(strategy: str
     assert facts[P].may_flip is False
 
 
+def test_new_revision_takes_over_with_all_its_workers():
+    """Those that are flipped are of the old one."""
+    cluster = cluster_of(at("spec.engine.maxSequences", 5))
+    new = revision_of(cluster.spec)
+    old = seen(FLIPPED_ONE, status=recorded(), generation=2)
+
+    def serving(ready: int) -> str:
+        states = [workload(identity(new, "prefill"), 3, ready), workload(identity(new), 2)]
+        return planned(replace(old, workloads=[*old.workloads, *states]), cluster).serving
+
+    assert (serving(ready=2), serving(ready=3)) == (REVISION, new)
+
+
 def test_workers_of_a_new_revision_begin_in_their_own_roles():
     """Its StatefulSets have other names."""
     cluster = cluster_of(at("spec.engine.maxSequences", 5))
