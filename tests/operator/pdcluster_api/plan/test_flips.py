@@ -245,6 +245,18 @@ def test_rolling_brings_every_worker_back():
     assert facts_of(observed, cluster)[P].may_flip is False
 
 
+@pytest.mark.parametrize("unavailable", [1, 2])
+def test_rolling_takes_no_worker_beyond_those_that_may_be_missing(unavailable: int):
+    """One that is not back yet is missing, too."""
+    rollout = {"strategy": "Rolling", "maxSurge": 0, "maxUnavailable": unavailable}
+    cluster = cluster_of(
+        both(at("spec.engine.maxSequences", 5), at("spec.rollout", rollout)),
+    )
+    plan = planned(seen(FLIPPED_ONE, status=recorded(), generation=2), cluster)
+    serving = {f"{PREFILL.name}-{number}" for number in (1, 2)} - plan.commands
+    assert len(serving) == 3 - unavailable
+
+
 @pytest.mark.parametrize("strategy", ["BlueGreen", "Recreate"])
 def test_other_roll_outs_leave_workers_as_they_are_and_change_none(strategy: str):
     cluster = cluster_of(

@@ -253,7 +253,8 @@ class RollingPlan:
 
 def _ready(state: WorkloadState) -> Iterator[int]:
     """Ordinals of ready workers; the lowest ones where pods are only counted."""
-    ready = [ordinal_of(pod) for pod in state.pods if pod.ready and not pod.terminating]
+    pods = [pod for pod in state.pods if pod.name not in state.away]
+    ready = [ordinal_of(pod) for pod in pods if pod.ready and not pod.terminating]
     yield from ready or range(state.ready)
 
 
