@@ -221,6 +221,14 @@ def test_weights_names_and_scales_are_in_the_fingerprint(tiny_folder, loaded, tm
     assert with_adapters(loaded, both).info.weights == with_adapters(loaded, other).info.weights
 
 
+def test_weights_are_not_copied_before_they_are_packed(tiny_folder, folder):
+    model = load_model(tiny_folder("llama"), "bfloat16", block_size=16, threads=1)
+    (adapter,) = with_adapters(model, {"sql": str(folder)}).checkpoint.adapters
+    assert {half.dtype for part in adapter.parts.values() for half in (part.a, part.b)} == {
+        torch.float32  # as the file has them
+    }
+
+
 @pytest.mark.parametrize("rank", [1, 8, 20])
 def test_counted_bytes_are_those_that_a_cpu_holds(tiny_folder, loaded, tmp_path, rank):
     folder = make_adapter(tiny_folder("llama"), tmp_path / "sql", rank=rank)

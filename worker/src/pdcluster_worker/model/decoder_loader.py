@@ -164,6 +164,9 @@ def _adapters(
 ) -> LayerAdapters:
     """The rank's part: its rows of B where outputs are divided, else its columns of A."""
 
+    def converted(a: Tensor, b: Tensor, part: LowRank) -> LowRank:
+        return replace(part, a=a.to(checkpoint.dtype), b=b.to(checkpoint.dtype))
+
     def outputs(*names: str) -> Adapted:
         parts: list[list[LowRank | None]] = [[] for _ in checkpoint.adapters]
         first = 0
@@ -171,7 +174,7 @@ def _adapters(
             share = rank.share(len(checkpoint.linear(f"{path}.{name}").weight))
             for adapter, own in zip(checkpoint.adapters, parts, strict=True):
                 part = adapter.parts.get(f"{path}.{name}")
-                own.append(part and replace(part, b=part.b[share], first=first))
+                own.append(part and replace(converted(part.a, part.b[share], part), first=first))
             first += share.stop - share.start
         return operations.pack_adapters(parts, first)
 
@@ -179,7 +182,7 @@ def _adapters(
         columns, depth = checkpoint.linear(f"{path}.{name}").weight.shape
         share = rank.share(depth)
         found = [adapter.parts.get(f"{path}.{name}") for adapter in checkpoint.adapters]
-        parts = [[part and replace(part, a=part.a[:, share])] for part in found]
+        parts = [[part and converted(part.a[:, share], part.b, part)] for part in found]
         return operations.pack_adapters(parts, columns)
 
     return LayerAdapters(

@@ -104,7 +104,8 @@ def open_adapter(given_name: str, folder: Path, checkpoint: Checkpoint) -> Adapt
                 "as PEFT saved it"
             )
         scale = alpha / (math.sqrt(own) if settings.get("use_rslora") else own)
-        a, b = (_finite(name, module, half.to(checkpoint.dtype)) for half in (a, b))
+        for half in (a, b):
+            _check_finite(name, module, half.to(checkpoint.dtype))
         parts[module] = LowRank(a, b, scale)
     digest.update(f"{alpha} {bool(settings.get('use_rslora'))}".encode())
     return Adapter(given_name, parts, digest.hexdigest())
@@ -139,14 +140,13 @@ def _check_settings(name: str, settings: Mapping[str, Any]) -> None:
         )
 
 
-def _finite(name: str, module: str, half: Tensor) -> Tensor:
-    if half.isfinite().all():
-        return half
-    raise ModelError(
-        f"{name}: {module} has a weight that is not finite in "
-        f"{str(half.dtype).removeprefix('torch.')}: train it again, or leave it out of "
-        "model.adapters"
-    )
+def _check_finite(name: str, module: str, half: Tensor) -> None:
+    if not half.isfinite().all():
+        raise ModelError(
+            f"{name}: {module} has a weight that is not finite in "
+            f"{str(half.dtype).removeprefix('torch.')}: train it again, or leave it out of "
+            "model.adapters"
+        )
 
 
 def _pairs(

@@ -25,7 +25,9 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """parts: by projection, such as model.layers.0.self_attn.q_proj."""
+    """parts: by projection, such as model.layers.0.self_attn.q_proj, mapped from the file and in
+    its dtype until they are packed.
+    """
 
     name: str
     parts: Mapping[str, LowRank]
