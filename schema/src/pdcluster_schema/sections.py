@@ -145,7 +145,9 @@ class PoolSpec(SpecSection):
     through /scale of the pool's PDPoolScaler.
     """
     min_replicas: Replicas | None = None
-    """Fewest workers that replicas may ever be."""
+    """Fewest workers that replicas may ever be.  With 0 in all pools, and routers, autoscale.mode
+    On takes every role to zero while no request comes (docs/autoscaling.md).
+    """
     max_replicas: Replicas | None = None
     """Most workers that replicas may ever be."""
     flexible: bool | None = None
