@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.plan.autoscale.values import WorkerSample
+from pdcluster_api.plan.autoscale.values import Memory, WorkerSample
 from tests.operator.pdcluster_api.plan.autoscale.sleepers import (
     QUIET,
     after,
@@ -112,12 +112,24 @@ def test_it_does_not_sleep_where_no_router_says_what_it_has():
     assert after(300, spec, facts).decision.replicas == ONE
 
 
-def test_a_change_of_size_begins_the_wait_again():
-    spec = sleepy()
-    awake = after(55, spec).memory
-    other = replace(awake, sizes={"prefill": 1, "decode": 2}, at=NOW)
+@pytest.mark.parametrize(("decode", "replicas"), [(1, ZERO), (2, ONE)], ids=["same", "changed"])
+def test_a_change_of_size_begins_the_wait_again(decode: int, replicas: dict[Any, int]):
+    sizes = {"prefill": 1, "decode": decode}
+    memory = Memory(sizes=sizes, at=NOW - 5.0, idle_since=NOW - 100.0)
 
-    assert after(55, spec, memory=other).decision.replicas == ONE
+    assert after(0, sleepy(), memory=memory).decision.replicas == replicas
+
+
+def test_a_role_that_waits_in_its_window_to_scale_down_goes_first():
+    spec = sleepy(decode=[pool(3, minReplicas=0)])
+    memory = Memory(
+        recommendations={"decode": ((NOW - 10.0, 1),)},
+        sizes={"prefill": 1, "decode": 3},
+        at=NOW - 5.0,
+        idle_since=NOW - 100.0,
+    )
+
+    assert after(0, spec, memory=memory).decision.replicas == {P: 1, D: 3}
 
 
 @pytest.mark.parametrize(("number", "said"), [(1.0, "1 request"), (3.0, "3 requests")])
