@@ -100,7 +100,9 @@ def _step(
     number = min(finished + 1, steps if passed is None else passed + 1, steps)
     is_at_gate = passed is not None and passed < finished
     is_gated = passed is not None
-    wakes = not any(role.size or role.old_size for role in roles)
+    wakes = not any(role.size or role.old_size for role in roles) and all(
+        role.desired > role.unavailable for role in roles if role.desired
+    )  # else the next step would take the old ones away again, to make room
     until = passed if passed is not None and wakes else number  # what wakes has passed its gate
     goals = {
         role.name: _goal(role, role.goal(until, steps), serves=serves, is_gated=is_gated)

@@ -182,6 +182,20 @@ def test_what_sleeps_at_a_gate_that_failed_wakes_with_old_workers(size: int):
     assert existing.sizes(B) == {"prefill": 1, "decode": 1}
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("unavailable", [1, 2])
+def test_what_wakes_at_a_gate_comes_where_all_workers_may_be_missing(size: int, unavailable: int):
+    existing, new = begun(), gated(65, **PAUSE, max_surge=0, max_unavailable=unavailable)
+    scale(existing, 0)
+    existing.walk(OLD)
+    existing.walk(new)
+
+    scale(existing, size)
+    existing.walk(new)
+
+    assert_as_declared(existing, new)
+
+
 @pytest.mark.parametrize("rounds", [0, 3, 9])
 def test_a_roll_out_waits_at_its_gate_while_all_sleep(rounds: int):
     existing = begun(new="damaged")
