@@ -45,6 +45,11 @@ class OldWorkers:
         return max(self.size, self.num_pods)
 
     @property
+    def more(self) -> int:
+        """Accelerators that one worker more would ask for; one that drains has its own."""
+        return 0 if self.size < self.num_pods else self.gpus
+
+    @property
     def num_lost(self) -> int:
         return sum(ordinal < self.size for ordinal in self.lost)
 
@@ -128,6 +133,10 @@ class AcceleratorBudget:
         if gpu in self.per_gpu:
             limits.append(self.per_gpu[gpu] - held[gpu])
         return min(limits, default=None)
+
+    def takes(self, held: Counter[str], gpu: str, number: int) -> bool:
+        free = self.available(held, gpu)
+        return not number or free is None or free >= number
 
 
 def accelerators(roles: Iterable[RollingRole]) -> Counter[str]:

@@ -108,7 +108,8 @@ def _step(
         role.name: _goal(role, role.goal(until, steps), serves=serves, is_gated=is_gated)
         for role in roles
     }
-    grown = [_grown(role, goals[role.name]) for role in roles]
+    held = accelerators(roles)
+    grown = [_grown(role, goals[role.name], budget, held) for role in roles]
     made, short = _made(grown, goals, budget)
     shown = passed if keeps_gated else None
     ready = {role.name: _shown(role, shown, steps) if serves else 0 for role in made}
@@ -151,8 +152,12 @@ def _goal(role: RollingRole, goal: int, *, serves: bool, is_gated: bool) -> int:
     return max(goal, missing)
 
 
-def _grown(role: RollingRole, goal: int) -> RollingRole:
-    """With growth where old workers take it, and new ones within what is desired."""
+def _grown(
+    role: RollingRole, goal: int, budget: AcceleratorBudget, held: Counter[str]
+) -> RollingRole:
+    """With growth where old workers take it and the budget has room, and new ones within what is
+    desired.
+    """
     pools = {pool.key[1]: replace(pool, size=min(pool.size, pool.desired)) for pool in role.pools}
     old = list(role.old)
 
@@ -161,10 +166,15 @@ def _grown(role: RollingRole, goal: int) -> RollingRole:
         return (workers.size + pool.size + 0.5) / max(pool.desired, 0.5)
 
     for _ in range(role.desired - role.old_size - max(goal, role.size)):
-        growing = [each for each in old if each.may_grow and each.id.pool in pools]
+        growing = [
+            each
+            for each in old
+            if each.may_grow and each.id.pool in pools and budget.takes(held, each.gpu, each.more)
+        ]
         if not growing:
             break
         one = min(growing, key=share)
+        held[one.gpu] += one.more
         old[old.index(one)] = replace(one, size=one.size + 1)
     return replace(role, pools=tuple(pools.values()), old=tuple(old))
 

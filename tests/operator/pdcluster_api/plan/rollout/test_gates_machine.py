@@ -47,7 +47,9 @@ class GatesMachine(RollingMachine):
         return found.model_copy(update={"spec": found.spec.model_copy(update={"rollout": rollout})})
 
     def change_the_budget(self, room: int | None = None) -> None:
-        """No rule here: growth of old workers is not bounded by a budget that falls with it."""
+        """No rule here: an old worker that drains already may go though a new one fails, for which
+        a budget has no other place.
+        """
 
     def gap(self, sizes: Mapping[str, int]) -> float:
         """No bound here: a role whose size falls may be further from the ratio for a while."""
