@@ -183,7 +183,7 @@ class Bench:
             ],
             "server": [host, KvTierConfig(type="shared", url=self._options.url)],
         }
-        facts = BlockFacts(self.info.weights, self.info.geometry, f"bench {os.getpid()}")
+        facts = BlockFacts(self.info.weights, self.info.geometry, f"bench {os.getpid()}", False)
         reserve = partial(reserve_private, "tier")
         return open_tiers(configs[name], self.memory, facts, reserve, lambda: None)
 
