@@ -7,15 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.client_program import Stories
-from e2e.harness import (
-    LOOK_SECONDS,
-    NAME,
-    Json,
-    Kubernetes,
-    example,
-    ready,
-    wait_for_workers,
-)
+from e2e.harness import LOOK_SECONDS, NAME, Json, Kubernetes, example, ready
 from e2e.streams import cut, streams
 from tests.system.waiting import wait_for
 
@@ -39,8 +31,6 @@ def flexible(chat: Kubernetes) -> Iterator[Kubernetes]:
     spec = {**example()["spec"], "autoscale": AUTOSCALE}
     for role, replicas in (("prefill", 2), ("decode", 1)):
         spec["roles"][role]["pools"] = [{**POOL, "replicas": replicas}]
-    chat.scale(prefill=2)  # the autoscaler goes on from what there is
-    wait_for_workers(chat, prefill=2, decode=1)
     chat.replace(spec)
     wait_columns(chat, "2/2", "1/1")
     yield chat
