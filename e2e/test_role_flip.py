@@ -19,8 +19,8 @@ AUTOSCALE: Json = {
     "mode": "On",
     "intervalSeconds": 5,
     "budget": {"total": 3},
-    "decode": {"queueUp": 4, "queueDown": 1, "kvUsageUp": 0.2, "kvUsageDown": 0.04},
-    "scaleDown": {"windowSeconds": 150},
+    "decode": {"queueUp": 4, "queueDown": 1, "kvUsageUp": 0.08, "kvUsageDown": 0.02},
+    "scaleDown": {"windowSeconds": 200},
 }
 LONG_ANSWERS = Stories(count=2000, clients=32, max_tokens=300, words=8, seconds=150)
 
