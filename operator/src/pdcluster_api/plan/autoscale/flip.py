@@ -172,7 +172,7 @@ def _flip(
     is_same = memory.request is not None and memory.request[0] == short
     since = memory.request[1] if memory.request and is_same else now
     memory = replace(memory, request=(short, since))
-    source, wait = OTHER[short], _patience(memory, spec, short)
+    source, wait = OTHER[short], _wait_seconds(memory, spec, short)
     is_back = bool(plan.away) and plan.home == short
     ready_at = max(since + wait, memory.last + spec.scale_down.window_seconds * is_back)
     if now < ready_at or not plan.may_change:
@@ -187,7 +187,7 @@ def _flip(
     return replace(memory, begun=now, last=now, request=None)
 
 
-def _patience(memory: FlipMemory, spec: AutoscaleSpec, short: str) -> float:
+def _wait_seconds(memory: FlipMemory, spec: AutoscaleSpec, short: str) -> float:
     """Seconds for which need and spare must last: two changes of role, at least a minute, but no
     longer than a worker takes to go.
     """

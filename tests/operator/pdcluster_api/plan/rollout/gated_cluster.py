@@ -110,9 +110,9 @@ class GatedCluster(SimulatedCluster):
         plans: list[Planned] = []
         quiet = 0
         for _ in range(120):
-            before = self._told()
+            before = self._shown()
             plans.append(self.round(cluster))
-            quiet = quiet + 1 if self._told() == before else 0
+            quiet = quiet + 1 if self._shown() == before else 0
             if quiet == quiet_rounds:
                 return plans
         raise AssertionError(f"no end: {self}")
@@ -120,7 +120,7 @@ class GatedCluster(SimulatedCluster):
     def settle(self, cluster: PDCluster, rounds: int = 100) -> Planned:
         return self.walk(cluster)[-1]
 
-    def _told(self) -> str:
+    def _shown(self) -> str:
         return repr((self.sets, self.pods, self.status, self.service, self.is_wide, self.command))
 
     @property
