@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -275,6 +275,12 @@ def wait_for_workers(
 
     wait_for(
         is_there, seconds, lambda: cluster.kubectl("get", "pods,pdc"), poll_seconds=LOOK_SECONDS
+    )
+
+
+def wait_until(cluster: Kubernetes, is_so: Callable[[], bool]) -> None:
+    wait_for(
+        is_so, READY_SECONDS, lambda: cluster.kubectl("get", "pods,pdc"), poll_seconds=LOOK_SECONDS
     )
 
 

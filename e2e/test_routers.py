@@ -6,12 +6,11 @@ while the test waits for it anyway.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from e2e.harness import LOOK_SECONDS, READY_SECONDS, Json, Kubernetes, example
-from tests.system.waiting import wait_for
+from e2e.harness import Json, Kubernetes, example, wait_until
 
 NAME = "routed"
 URL = f"http://{NAME}:8000"
@@ -53,12 +52,6 @@ def routed(operator: Kubernetes) -> Iterator[Kubernetes]:
     yield operator
     operator.kubectl("delete", f"pdc/{NAME}")
     wait_until(operator, lambda: not operator.get("pods", f"--selector={SELECTOR}")["items"])
-
-
-def wait_until(cluster: Kubernetes, is_so: Callable[[], bool]) -> None:
-    wait_for(
-        is_so, READY_SECONDS, lambda: cluster.kubectl("get", "pods,pdc"), poll_seconds=LOOK_SECONDS
-    )
 
 
 def is_true(cluster: Kubernetes, kind: str) -> bool:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from e2e.harness import LOOK_SECONDS, READY_SECONDS, Json, Kubernetes, example
-from tests.system.waiting import wait_for
+from e2e.harness import Json, Kubernetes, example, wait_until
 
 NAME = "sleeper"
 URL = f"http://{NAME}:8000"
@@ -50,12 +49,6 @@ def sleeper(operator: Kubernetes) -> Iterator[Kubernetes]:
     yield operator
     operator.kubectl("delete", f"pdc/{NAME}")
     wait_until(operator, lambda: not operator.get("pods", f"--selector={SELECTOR}")["items"])
-
-
-def wait_until(cluster: Kubernetes, is_so: Callable[[], bool]) -> None:
-    wait_for(
-        is_so, READY_SECONDS, lambda: cluster.kubectl("get", "pods,pdc"), poll_seconds=LOOK_SECONDS
-    )
 
 
 def reason(cluster: Kubernetes, kind: str) -> str:

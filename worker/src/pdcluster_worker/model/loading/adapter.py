@@ -113,6 +113,7 @@ def open_adapter(given_name: str, folder: Path, checkpoint: Checkpoint) -> Adapt
 
 def _tensors(path: Path) -> dict[str, Tensor]:
     with safe_open(path, framework="pt") as opened:
+        # it is no mapping
         return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
 
