@@ -42,6 +42,8 @@ def worked_by(autoscale: AutoscaleSpec) -> PDCluster:
 
 
 WORKED = worked_by(ON)
+# one round, and no second one while a test looks
+ONE_ROUND = worked_by(AutoscaleSpec.model_validate({"mode": "On", "intervalSeconds": 3600}))
 
 
 def worker(
@@ -203,7 +205,7 @@ async def test_ready_workers_of_the_revision_that_serves_are_scraped(
         ending,
         worker("decode", "0123abcd"),
     )
-    follow(scene)
+    follow(scene, ONE_ROUND)
     await scene.until(lambda: scene.due)
 
     assert len(server.requests) == 1
@@ -276,7 +278,7 @@ async def test_what_is_no_longer_scaled_by_metrics_is_forgotten(scene: Scene) ->
 
 
 async def test_a_shorter_interval_counts_at_once(scene: Scene) -> None:
-    follow(scene, worked_by(AutoscaleSpec.model_validate({"mode": "On", "intervalSeconds": 3600})))
+    follow(scene, ONE_ROUND)
     await scene.until(lambda: scene.due)
     follow(scene)
     await scene.until(lambda: len(scene.due) > 1)
