@@ -71,7 +71,7 @@ def run_check(tree: Path, *arguments: str) -> tuple[int, list[str]]:
     "closing",
     [
         "3 passed in 0.12s",
-        "===== 2 failed, 31 passed, 1 skipped, 4 warnings in 83.21s (0:01:23) =====",
+        "===== 2 failed, 31 passed, 1 skipped, 4 warnings, 1 rerun in 83.21s (0:01:23) =====",
     ],
 )
 def test_ci_ends_with_closing_lines_of_pytest(tmp_path: Path, closing: str) -> None:
@@ -96,6 +96,12 @@ def test_ci_fails_with_any_part_and_runs_the_others(
 
     assert status == 1
     assert lines[-3:] == ["checked", APISERVER, last]
+
+
+def test_ci_runs_a_failed_test_once_more_and_lists_it(tmp_path: Path) -> None:
+    _, lines = run_ci(tmp_path, test=f'echo "$PYTEST_ADDOPTS"; echo "{CLOSING}"')
+
+    assert lines[0].split() == ["--reruns", "1", "-rR"]
 
 
 def test_ci_without_closing_line_fails_and_says_so(tmp_path: Path) -> None:
