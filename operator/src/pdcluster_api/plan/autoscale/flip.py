@@ -4,7 +4,8 @@ capacity refuses that role a worker and the other one has one to spare. Pure.
 Sizes are of workers that serve a role. A flip moves one between the two pools; their StatefulSets
 keep their sizes, so no accelerator is held for it.  One is under way at a time.  It waits until
 need and spare have lasted for what two changes of role cost, but no longer than for the window of
-a scale down; a worker goes back when its role needs it, or when the other one shrinks.
+a scale down; a worker that would go changes at once.  A worker goes back when its role needs it,
+or when the other one shrinks.
 """
 
 import math
@@ -79,6 +80,16 @@ class FlipPlan:
     def had(self, role: str) -> int:
         return self.base[self.pools[role].key]
 
+    def shrinks(self, role: str) -> bool:
+        return self.size(role) < self.had(role)
+
+    def grows(self, role: str) -> bool:
+        return self.size(role) > self.had(role)
+
+    def with_one_more(self, role: str) -> int:
+        """Workers that serve a role with one of the other, in place of one that it grows by."""
+        return max(self.size(role), min(self.size(role), self.had(role)) + 1)
+
     def total(self, role: str, sizes: Vector) -> int:
         return sum(sizes[pool.key] for pool in self.every if pool.role == role)
 
@@ -95,9 +106,13 @@ class FlipPlan:
         rule = rules.FLIP_BACK if is_back else rules.FLIP
         giver, taker = self.pools[source], self.pools[OTHER[source]]
         before = dict(self.sizes)
-        own, other = before[giver.key], before[taker.key]
-        self.sizes[giver.key] = min(own, self.had(source) - 1)
-        self.sizes[taker.key] = max(other, min(other, self.had(OTHER[source])) + 1)
+        if self.shrinks(source):
+            before[giver.key] += 1
+        if self.grows(taker.role):
+            before[taker.key] -= 1
+        trace.correct(rules.POOL, {pool.name: before[pool.key] for pool in (giver, taker)})
+        self.sizes[giver.key] = min(self.size(source), self.had(source) - 1)
+        self.sizes[taker.key] = self.with_one_more(OTHER[source])
         if is_back:
             self.away -= 1
         else:
@@ -154,7 +169,7 @@ def _returns(plan: FlipPlan) -> str | None:
 def _given_back(plan: FlipPlan) -> str | None:
     """The role that shrinks, as it needs fewer, and has a worker of the other one."""
     host = OTHER[plan.home]
-    return host if plan.away and plan.size(host) < plan.had(host) else None
+    return host if plan.away and plan.shrinks(host) else None
 
 
 def _flip(
@@ -172,22 +187,31 @@ def _flip(
     is_same = memory.request is not None and memory.request[0] == short
     since = memory.request[1] if memory.request and is_same else now
     memory = replace(memory, request=(short, since))
-    source, wait = OTHER[short], _wait_seconds(memory, spec, short)
+    source = OTHER[short]
+    # what goes in any case has lasted
+    wait = 0.0 if plan.shrinks(source) else _wait_seconds(memory, spec)
     is_back = bool(plan.away) and plan.home == short
     ready_at = max(since + wait, memory.last + spec.scale_down.window_seconds * is_back)
     if now < ready_at or not plan.may_change:
         return memory
-    missing = needs.allowed[short] - plan.total(short, plan.sizes)
-    has = plan.total(source, plan.base)
-    why = (
-        f"{short} misses {missing}, and {source} needs {needs.needed[source]} of its {has}, for "
-        f"{now - since:.0f} s"
-    )
+    why = _why(plan, short, needs, now - since)
     plan.move(source, trace, why)
     return replace(memory, begun=now, last=now, request=None)
 
 
-def _wait_seconds(memory: FlipMemory, spec: AutoscaleSpec, short: str) -> float:
+def _why(plan: FlipPlan, short: str, needs: Needs, seconds: float) -> str:
+    source, allowed = OTHER[short], needs.allowed[short]
+    if plan.shrinks(source):
+        return f"{short} needs {allowed}, and {source} shrinks to {plan.total(source, plan.sizes)}"
+    missing = allowed - plan.total(short, plan.sizes)
+    has = plan.total(source, plan.base)
+    return (
+        f"{short} misses {missing}, and {source} needs {needs.needed[source]} of its {has}, for "
+        f"{seconds:.0f} s"
+    )
+
+
+def _wait_seconds(memory: FlipMemory, spec: AutoscaleSpec) -> float:
     """Seconds for which need and spare must last: two changes of role, at least a minute, but no
     longer than a worker takes to go.
     """
@@ -200,7 +224,8 @@ def _helps(plan: FlipPlan, short: str, needs: Needs, spec: AutoscaleSpec) -> boo
     source = OTHER[short]
     taker, giver = plan.pools[short], plan.pools[source]
     is_met = plan.total(short, plan.sizes) >= needs.allowed[short]
-    if is_met or plan.size(short) + 1 > taker.high:
+    is_exchanged = plan.shrinks(source) and plan.grows(short)
+    if (is_met and not is_exchanged) or plan.with_one_more(short) > taker.high:
         return False
     if giver.facts.ending or taker.facts.ending:
         return False  # their accelerators become free
@@ -216,7 +241,7 @@ def _keeps_band(plan: FlipPlan, source: str, spec: AutoscaleSpec) -> bool:
     band, short = Band.of(spec.ratio), OTHER[source]
     after = dict(plan.sizes)
     after[plan.pools[source].key] = min(plan.size(source), plan.had(source) - 1)
-    after[plan.pools[short].key] += 1
+    after[plan.pools[short].key] = plan.with_one_more(short)
     before, then = (
         band.distance(*(capacity(role, plan.every, sizes) for role in OTHER))
         for sizes in (plan.sizes, after)

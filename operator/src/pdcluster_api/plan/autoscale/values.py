@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from typing import NamedTuple
@@ -222,3 +222,13 @@ class DecisionTrace:
         before, after = sizes
         if before != after:
             self.steps.append(DecisionStep(rule, subject, before, after, why))
+
+    def correct(self, rule: str, sizes: Mapping[str, int]) -> None:
+        """Let the steps of a rule end at these sizes, by subject; one that changes nothing goes."""
+        found = []
+        for each in self.steps:
+            if each.rule == rule:
+                each = replace(each, after=sizes.get(each.subject, each.after))
+            if each.rule != rule or each.before != each.after:
+                found.append(each)
+        self.steps = found

@@ -80,6 +80,18 @@ def test_queue_for_blocks_of_decode_keeps_no_prefill_worker(prefill_load: float,
     assert found.run(100).flips == flips
 
 
+@pytest.mark.parametrize(("total", "at"), [(3, 180), (8, 185)], ids=["full", "with-room"])
+def test_worker_that_would_go_changes_to_the_role_that_grows_at_once(total: int, at: int):
+    found = world(2, 1, load=(SPARE, 0.5), total=total, scaleDown={"windowSeconds": 200}).run(at)
+    assert (found.sizes, found.flips) == ({P: 2, D: 1}, 0)
+    found.load = {"prefill": SPARE, "decode": 1.9}
+    found.run(25)
+    assert (found.sizes, found.flips) == ({P: 2, D: 1}, 1)
+    decision = next(each for each in found.outcomes if each.decision.flipped).decision
+    assert summary(decision) == "prefill/x 2 to 1, decode/x 1 to 2, a worker changes its role"
+    assert "prefill shrinks to 1" in decision.steps[-1].why
+
+
 def test_no_worker_changes_its_role_while_a_roll_out_runs():
     found = world()
     found.may_flip = False
