@@ -166,3 +166,11 @@ class RolloutSpec(SpecSection):
             for share in (self.surge, self.unavailable)
         )
         return surge, unavailable
+
+    def steps(self, accelerators: int, per_worker: int) -> tuple[int, int]:
+        """The same, and one worker for a role that is smaller than its file says."""
+        surge, unavailable = self.limits(accelerators, per_worker)
+        if surge or unavailable:
+            return surge, unavailable
+        has_no_surge = self.max_surge in (0, "0%") and self.max_unavailable is not None
+        return (0, 1) if has_no_surge else (1, 0)

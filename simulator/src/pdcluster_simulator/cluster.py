@@ -227,8 +227,11 @@ class _WorkerEvents:
 class ClusterBuilder:
     """Makes the workers of one simulated cluster, at its start and as it grows."""
 
-    def __init__(self, model: ClusterModel, queue: SimulatedTime, recorder: Recorder) -> None:
-        self.model, self.queue = model, queue
+    def __init__(
+        self, model: ClusterModel, queue: SimulatedTime, recorder: Recorder, revision: str = ""
+    ) -> None:
+        self.model, self.queue, self.recorder = model, queue, recorder
+        self._revision = revision
         self._pools = {pool.key: pool for pool in model.pools}
         times = model.times
         network = Network(model.link_bytes, times.transfer_seconds, times.kv_bytes)
@@ -239,13 +242,19 @@ class ClusterBuilder:
             times,
             network,
             recorder,
-            draw=Random(f"simulation {model.seed}"),
+            draw=Random(" ".join(filter(None, ("simulation", model.seed, revision)))),
             block_size=decode.settings.block_size,
             has_priorities=model.has_priorities,
         )
         self.cell.is_first_ingress_alone = model.is_first_ingress_alone
         shared = times.shared_rates
         self._machine = SharedMachine(queue, shared) if shared else None
+
+    def of_revision(self, revision: str) -> "ClusterBuilder":
+        """For workers that pair with none of these, on the same machines."""
+        found = ClusterBuilder(self.model, self.queue, self.recorder, revision)
+        found._machine = self._machine
+        return found
 
     def start(self) -> Cell:
         """With every worker ready."""
@@ -260,7 +269,7 @@ class ClusterBuilder:
         pool, queue = self._pools[key], self.queue
         role, name = key
         worker = ClusterWorker(
-            key=f"{role}-{name}-{ordinal}",
+            key="-".join(filter(None, (role, name, self._revision, str(ordinal)))),
             pool=key,
             ordinal=ordinal,
             gpu=pool.gpu,

@@ -1,21 +1,22 @@
 """Runs simulations: cells one after the other in each of a few processes, results put together."""
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
 from pdcluster_simulator.autoscaling import Decision, SimulatedAutoscaler
-from pdcluster_simulator.cell import Cell
 from pdcluster_simulator.cluster import ClusterBuilder, ClusterModel
 from pdcluster_simulator.events import SimulatedTime
+from pdcluster_simulator.fleet import Fleet
 from pdcluster_simulator.requests import SimulatedRequest
 from pdcluster_simulator.results import ClusterSample, Recorder
+from pdcluster_simulator.rollout import RolloutFigures
 from pdcluster_simulator.steady_load import SteadyLoad
 from pdcluster_simulator.trace import SimulationTrace
-from pdcluster_simulator.workers import WorkerState
+from pdcluster_simulator.workers import ClusterWorker, WorkerState
 
 _POLL_SECONDS = 0.5
 PATIENCE_SECONDS = 3600.0
@@ -27,6 +28,7 @@ class Options:
     """interval: seconds between two samples, and two decisions of the autoscaler.
 
     start_seconds: until a new worker is ready
+    rollout_at:    when workers of another revision begin to take the places of all
     repeats:       whether intervals of a steady load are repeated where it autoscales
     """
 
@@ -36,12 +38,16 @@ class Options:
     start_seconds: float = 120.0
     num_cells: int = 1
     num_processes: int = 1
+    rollout_at: float | None = None
 
 
 @dataclass
 class Result:
+    """rollout: None = none has begun"""
+
     recorder: Recorder
     decisions: list[Decision]
+    rollout: RolloutFigures | None = None
 
 
 def simulate(
@@ -113,15 +119,17 @@ def simulate_cell(
     """One cluster, in this process."""
     queue, recorder = SimulatedTime(), Recorder()
     builder = ClusterBuilder(model, queue, recorder)
-    cell = builder.start()
-    interval = options.interval
+    fleet, interval = Fleet(builder, options.start_seconds), options.interval
+    builder.start()
+    rollout_at = options.rollout_at
     autoscaler: SimulatedAutoscaler | None = None
     steady: SteadyLoad | None = None
     if options.autoscales:
-        autoscaler = SimulatedAutoscaler(builder, options.start_seconds)
+        autoscaler = SimulatedAutoscaler(fleet)
         if options.repeats:
-            steady = SteadyLoad(recorder, autoscaler, trace.ends, interval)
-    feed = _Feed(cell, trace.simulated(model.pools[0].settings.block_size))
+            changes = [*trace.ends] if rollout_at is None else sorted([*trace.ends, rollout_at])
+            steady = SteadyLoad(recorder, autoscaler, changes, interval)
+    feed = _Feed(fleet, trace.simulated(model.pools[0].settings.block_size))
     before, busy = 0, dict[str, float]()
     gc.freeze()  # objects of a request are freed by their last reference
     time = 0.0
@@ -130,26 +138,32 @@ def simulate_cell(
     ):
         time += interval
         queue.run(time - recorder.repeated)
-        recorder.samples.append(_sample(cell, time - interval, busy, interval))
-        if autoscaler is not None:
-            scrapes = autoscaler.round(time, interval)
+        recorder.samples.append(_sample(fleet.workers, time - interval, busy, interval))
+        num_cut = fleet.advance()
+        if rollout_at is not None and time >= rollout_at:
+            fleet.begin_rollout()
+            rollout_at = None
+        if autoscaler is None:
+            fleet.scale(fleet.replicas)
+        else:
+            scrapes = autoscaler.round(time, interval, num_cut)
             if steady is not None and (passed := steady.repeat(time, scrapes)):
                 time += passed
                 feed.skip(time)
         on_ended(len(recorder.end) - before)
         before = len(recorder.end)
-    recorder.num_preemptions = sum(
-        each.engine.scheduler.num_preemptions for each in cell.workers.values()
-    )
+    recorder.num_preemptions = sum(each.engine.scheduler.num_preemptions for each in fleet.workers)
     gc.unfreeze()
-    return Result(recorder, [] if autoscaler is None else autoscaler.decisions)
+    decisions = [] if autoscaler is None else autoscaler.decisions
+    return Result(recorder, decisions, fleet.rollout_figures)
 
 
 class _Feed:
     """Lets each request arrive in its time."""
 
-    def __init__(self, cell: Cell, requests: Iterator[SimulatedRequest]) -> None:
-        self._cell, self._requests = cell, requests
+    def __init__(self, fleet: Fleet, requests: Iterator[SimulatedRequest]) -> None:
+        self._fleet, self._requests = fleet, requests
+        self._recorder = fleet.builder.recorder
         self._next = next(requests, None)
         self._wait()
 
@@ -165,19 +179,21 @@ class _Feed:
 
     def _wait(self) -> None:
         if self._next is not None:
-            queue, at = self._cell.queue, self._next.arrival - self._cell.recorder.repeated
+            queue, at = self._fleet.queue, self._next.arrival - self._recorder.repeated
             queue.at(max(queue.now, at), self._arrive, self._next)
 
     def _arrive(self, request: SimulatedRequest) -> None:
         if request is not self._next:
             return  # a repetition dropped it, or made it arrive earlier
-        request.arrival -= self._cell.recorder.repeated
-        self._cell.arrive(request)
+        request.arrival -= self._recorder.repeated
+        self._fleet.arrive(request)
         self._next = next(self._requests, None)
         self._wait()
 
 
-def _sample(cell: Cell, seconds: float, busy: dict[str, float], interval: float) -> ClusterSample:
+def _sample(
+    workers: Iterable[ClusterWorker], seconds: float, busy: dict[str, float], interval: float
+) -> ClusterSample:
     """busy: seconds of each worker's engine at the sample before; renewed."""
     queued: dict[str, int] = {}
     usage: dict[str, list[float]] = {}
@@ -187,7 +203,7 @@ def _sample(cell: Cell, seconds: float, busy: dict[str, float], interval: float)
     draining: dict[str, int] = {}
     accelerators: dict[str, int] = {}
     running = 0
-    for worker in cell.workers.values():
+    for worker in workers:
         engine, role = worker.engine, worker.role
         pool = f"{role}/{worker.pool[1]}"
         running += engine.num_running

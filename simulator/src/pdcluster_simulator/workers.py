@@ -79,6 +79,11 @@ class ClusterWorker:
     def is_ready(self) -> bool:
         return self.state is WorkerState.READY
 
+    @property
+    def ends(self) -> bool:
+        """Return whether it drains to go, and not to take another role."""
+        return self.state is WorkerState.DRAINING and self.next_pool is None
+
     def measured(self) -> WorkerLoad:
         """Its load now."""
         engine, queue, ledger = self.engine, self.credit_queue, self.ledger

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from pdctl.cli.options import load_file, reported, required_file
-from pdctl.cli.simulate import OutFolder, SimulateOptions, Steps, run_simulation
+from pdctl.cli.simulate import OutFolder, RolloutAt, SimulateOptions, Steps, run_simulation
 from pdctl.simulation.speeds import Speeds
 
 autoscale = typer.Typer(help="Try the autoscaler without a cluster.", no_args_is_help=True)
@@ -49,6 +49,7 @@ def replay_command(
         int, typer.Option(help="that a worker's KV cache holds, without --steps")
     ] = Speeds.kv_tokens,
     start_seconds: Annotated[float, typer.Option(help="until a new worker is ready")] = 120.0,
+    rollout_at: RolloutAt = None,
 ) -> None:
     """Run a trace of load through the autoscaler of a file, whatever its mode is: `pdctl simulate`
     by a few speeds, with the intervals of a steady load repeated.
@@ -65,5 +66,6 @@ def replay_command(
             steps=tuple(steps or ()),
             speeds=speeds,
             repeats=not every_interval,
+            rollout_at=rollout_at,
         )
         typer.echo("\n".join(run_simulation(options)))

@@ -46,6 +46,7 @@ class SimulateOptions:
     processes: int = 1
     first_ingress: bool = False
     block_tokens: int = 512
+    rollout_at: float | None = None
     as_json: bool = False
 
 
@@ -82,6 +83,16 @@ def _check_numbers(options: SimulateOptions) -> None:
     if not 0.0 <= options.start_seconds < 1e9:
         message = f"--start-seconds: is {options.start_seconds:g}; give a finite number from 0 on"
         raise StartError(message, exit_code=2)
+    if options.rollout_at is not None and options.cells > 1:
+        message = f"--rollout-at: is for one cluster, and --cells is {options.cells}; give 1"
+        raise StartError(message, exit_code=2)
+
+
+def _check_rollout(options: SimulateOptions, seconds: float) -> None:
+    at = options.rollout_at
+    if at is not None and not 0.0 <= at < seconds:
+        message = f"--rollout-at: is {at:g}, and the trace has {seconds:g} s; give 0 to less"
+        raise StartError(message, exit_code=2)
 
 
 def _autoscales(cluster: PDCluster, autoscale: bool | None) -> bool:
@@ -107,6 +118,7 @@ def _simulated(options: SimulateOptions) -> "SimulationReport":
     from pdctl.simulation.report import SimulationReport, left_out, objectives_of
 
     trace = read_trace(options.trace, options.seed, options.block_tokens)
+    _check_rollout(options, trace.seconds)
     spec = options.cluster.spec
     engine = spec.engine.type if spec.engine.is_stock else "vllm"
     if options.speeds is not None and not options.steps:
@@ -128,6 +140,7 @@ def _simulated(options: SimulateOptions) -> "SimulationReport":
         options.start_seconds,
         options.cells,
         options.processes,
+        options.rollout_at,
     )
     with shown_progress() as shown:
         shown.begin("requests", len(trace.requests))
@@ -139,7 +152,7 @@ def _simulated(options: SimulateOptions) -> "SimulationReport":
         over_time(result.recorder, interval, *objectives),
         result,
         sources_of(times),
-        left_out(model),
+        left_out(model, has_rollout=result.rollout is not None),
         model.num_accelerators,
         options.cells,
     )
@@ -196,6 +209,13 @@ FirstIngress = Annotated[
     bool,
     typer.Option(help="send all requests to the first decode worker, as `pdctl up` does"),
 ]
+RolloutAt = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="of the trace, at which a roll out of another revision begins, by rollout.strategy",
+    ),
+]
 OutFolder = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="write a table, JSON and a picture there")
 ]
@@ -211,6 +231,7 @@ def simulate_command(
     processes: Annotated[int, typer.Option(help="that simulate them side by side")] = 2,
     autoscale: Autoscale = None,
     start_seconds: Annotated[float, typer.Option(help="until a new worker is ready")] = 120.0,
+    rollout_at: RolloutAt = None,
     first_ingress: FirstIngress = False,
     trace_block_tokens: Annotated[
         int, typer.Option(help="tokens of each block of the trace's hash_ids")
@@ -241,6 +262,7 @@ def simulate_command(
             processes=processes,
             first_ingress=first_ingress,
             block_tokens=trace_block_tokens,
+            rollout_at=rollout_at,
             as_json=output_json,
         )
         typer.echo("\n".join(run_simulation(options)))

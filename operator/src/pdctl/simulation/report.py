@@ -33,7 +33,7 @@ def objectives_of(spec: PDClusterSpec) -> tuple[float, float | None]:
     return slo.ttft_milliseconds / 1e3, None if tpot is None else tpot / 1e3
 
 
-def left_out(model: ClusterModel) -> list[str]:
+def left_out(model: ClusterModel, *, has_rollout: bool = False) -> list[str]:
     """Parts of the object that have an effect when it serves, and none here."""
     spec, policy = model.spec, model.policy
     engines = [spec.engine_of(role) for role in spec.roles.computing()]
@@ -50,6 +50,7 @@ def left_out(model: ClusterModel) -> list[str]:
         "qos.estimation.rejectUnmeetable": policy.estimation.reject_unmeetable,
         "qos.estimation.lateGroups": policy.estimation.late_groups != "Keep",
         "qos.tenants": bool(policy.tenants),
+        "rollout.onFailure": has_rollout and spec.rollout.on_failure is not None,
     }
     return [name for name, is_given in found.items() if is_given]
 
@@ -81,6 +82,7 @@ def report_lines(report: SimulationReport) -> list[str]:
         texts = [_hours_text(report, gpu, number) for gpu, number in hours.items()]
         lines.append("accelerator hours    " + ", ".join(texts))
     lines += _scaling_lines(report)
+    lines += _rollout_lines(report)
     lines += [f"step times           {source}" for source in report.sources]
     lines += [f"not simulated        {name}" for name in report.not_simulated]
     return lines
@@ -133,6 +135,20 @@ def _scaling_lines(report: SimulationReport) -> list[str]:
     return lines
 
 
+def _rollout_lines(report: SimulationReport) -> list[str]:
+    found = report.result.rollout
+    if found is None:
+        return []
+    took = "not ended" if found.seconds is None else f"{found.seconds:.0f} s"
+    ready = ", ".join(f"{role} {number}" for role, number in found.least_ready.items())
+    held = ", ".join(f"{number} {gpu}" for gpu, number in found.most_accelerators.items())
+    share = found.out_of_band / max(1, found.intervals)
+    return [
+        f"roll out             {found.strategy} at {found.began:.0f} s: {took}, {held} at most",
+        f"ready in it          at least {ready}; out of the ratio band {share:.1%} of the time",
+    ]
+
+
 def _latency(latency: Latency) -> str:
     values = (latency.mean, latency.p50, latency.p90, latency.p99)
     names = ("mean", "p50", "p90", "p99")
@@ -150,6 +166,7 @@ def report_json(report: SimulationReport) -> dict[str, Any]:
         "accelerators": report.num_accelerators * report.num_cells,
         "summary": asdict(report.summary),
         "autoscaler": _scaling(report),
+        "rollout": report.result.rollout and asdict(report.result.rollout),
         "over_time": [asdict(moment) for moment in report.moments],
         "samples": [asdict(sample) for sample in report.result.recorder.samples],
         "step_times": list(report.sources),

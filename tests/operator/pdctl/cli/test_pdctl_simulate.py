@@ -83,6 +83,32 @@ def test_cells_are_as_many_clusters(simulate: Callable[..., Result]):
     assert found["samples"][0]["accelerators"] == {"H100": 6}
 
 
+def test_a_roll_out_has_its_lines(simulate: Callable[..., Result]):
+    gates = {"strategy": "Rolling", "onFailure": "Pause"}
+    given = ["--rollout-at", "5", "--start-seconds", "5"]
+    output = simulate(*given, spec={"rollout": gates}).output
+    assert "roll out             Rolling at 5 s: " in output
+    assert ", 4 H100 at most" in output
+    assert "ready in it          at least prefill 1, decode 1; out of the ratio band 0.0%" in output
+    assert "not simulated        rollout.onFailure" in output
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (["--rollout-at", "20"], "--rollout-at: is 20, and the trace has 20 s; give 0 to less"),
+        (["--rollout-at", "-1"], "--rollout-at: is -1, and"),
+        (["--rollout-at", "nan"], "--rollout-at: is nan, and"),
+        (["--rollout-at", "5", "--cells", "2"], "--rollout-at: is for one cluster, and --cells"),
+    ],
+)
+def test_a_roll_out_that_cannot_be_is_refused(
+    simulate: Callable[..., Result], given: list[str], text: str
+):
+    result = simulate(*given)
+    assert (result.exit_code, text in result.output) == (2, True), result.output
+
+
 def test_what_is_not_simulated_is_said(simulate: Callable[..., Result]):
     output = simulate(spec={"routing": {"racing": {"enabled": True}}}).output
     assert "not simulated        routing.racing" in output

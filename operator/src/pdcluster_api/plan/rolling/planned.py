@@ -189,11 +189,7 @@ class RollingPlan:
         pools = tuple(self._pool(size.key, size.desired) for size in sizes)
         most = max((size.gpus_per_replica for size in sizes), default=1)
         accelerators = sum(size.desired * size.gpus_per_replica for size in sizes)
-        rollout = inputs.cluster.spec.rollout
-        surge, unavailable = rollout.limits(accelerators, most)
-        if not surge and not unavailable:  # of a role that is smaller than its file says
-            none = rollout.max_surge in (0, "0%") and rollout.max_unavailable is not None
-            surge, unavailable = (0, 1) if none else (1, 0)
+        surge, unavailable = inputs.cluster.spec.rollout.steps(accelerators, most)
         ending = (state for state in self._ending if state.id.role == name)
         old = (
             *(self._old(each) for each in self.old if each.role == name),
