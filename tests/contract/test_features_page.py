@@ -124,6 +124,14 @@ FEATURES = (
         roles=MIXED,
     ),
     Feature(
+        "weights in 8 bits, as a checkpoint has them",
+        run={
+            "pdcluster": "tests/worker/equality/test_same_tokens_of_quantized_weights.py::"
+            "test_the_same_tokens_whatever_path_a_request_takes"
+        },
+        roles=MIXED,
+    ),
+    Feature(
         "LoRA, `model.adapters`",
         fields={"model.adapters": [{"name": "poet", "path": "poet"}]},
         run={

@@ -9,6 +9,7 @@ import transformers
 from pdcluster_worker.fetch.gguf_file import ARCHITECTURES
 from pdcluster_worker.model.loading.architecture import FAMILIES
 from pdcluster_worker.model.loading.loader import load_model
+from pdcluster_worker.model.loading.quantization import FORMATS
 from pdcluster_worker.model.loading.support import KINDS_BY_FIELD
 
 PAGE = (Path(__file__).parents[4] / "docs/models.md").read_text()
@@ -42,6 +43,10 @@ def test_types_of_our_decoder_are_all_there() -> None:
 
 def test_fields_of_refused_kinds_are_all_there() -> None:
     assert [field for field in KINDS_BY_FIELD if f"`{field}`" not in PAGE] == []
+
+
+def test_formats_of_quantized_weights_are_all_there() -> None:
+    assert [form for form in FORMATS if f"`{form}`" not in PAGE] == []
 
 
 def test_architectures_of_gguf_files_are_all_there() -> None:

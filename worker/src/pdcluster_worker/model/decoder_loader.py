@@ -26,6 +26,7 @@ from pdcluster_worker.model.ops.operations import (
     Operations,
     Packed,
 )
+from pdcluster_worker.model.ops.quantized_weight import columns_of, joined, padded, rows_of
 from pdcluster_worker.model.ops.reference import Reference
 from pdcluster_worker.model.ops.stored_kv import StoredKV
 from pdcluster_worker.model.rank_layout import ONE_RANK, ParallelRank
@@ -171,7 +172,7 @@ def _adapters(
         parts: list[list[LowRank | None]] = [[] for _ in checkpoint.adapters]
         first = 0
         for name in names:
-            share = rank.share(len(checkpoint.linear(f"{path}.{name}").weight))
+            share = rank.share(checkpoint.shape(f"{path}.{name}")[0])
             for adapter, own in zip(checkpoint.adapters, parts, strict=True):
                 part = adapter.parts.get(f"{path}.{name}")
                 own.append(part and replace(converted(part.a, part.b[share], part), first=first))
@@ -179,7 +180,7 @@ def _adapters(
         return operations.pack_adapters(parts, first)
 
     def inputs(name: str) -> Adapted:
-        columns, depth = checkpoint.linear(f"{path}.{name}").weight.shape
+        columns, depth = checkpoint.shape(f"{path}.{name}")
         share = rank.share(depth)
         found = [adapter.parts.get(f"{path}.{name}") for adapter in checkpoint.adapters]
         parts = [[part and converted(part.a[:, share], part.b, part)] for part in found]
@@ -197,17 +198,15 @@ def _pack(
     checkpoint: Checkpoint, operations: Operations, *products: Linear, wide: bool = False
 ) -> Packed:
     """Products of one input, converted here so that a model is never in memory in two dtypes."""
-    weights = [product.weight for product in products]
-    together = torch.cat(weights) if len(weights) > 1 else weights[0]
-    bias = _bias(products, checkpoint.dtype)
-    return operations.pack(together.to(checkpoint.dtype), bias, wide=wide)
+    weight = joined([product.weight for product in products], checkpoint.dtype)
+    return operations.pack(weight, _bias(products, checkpoint.dtype), wide=wide)
 
 
 def _bias(products: Sequence[Linear], dtype: torch.dtype) -> Tensor | None:
     if all(product.bias is None for product in products):
         return None
     rows = [
-        torch.zeros(len(product.weight)) if product.bias is None else product.bias
+        torch.zeros(product.weight.shape[0]) if product.bias is None else product.bias
         for product in products
     ]
     return torch.cat([row.to(dtype) for row in rows])
@@ -225,23 +224,24 @@ def _norm(checkpoint: Checkpoint, name: str, operations: Operations) -> Norm:
 
 def split_outputs(linear: Linear, rank: ParallelRank) -> Linear:
     """The rank's rows, and their biases."""
-    share = rank.share(len(linear.weight))
-    return Linear(linear.weight[share], None if linear.bias is None else linear.bias[share])
+    share = rank.share(linear.weight.shape[0])
+    bias = None if linear.bias is None else linear.bias[share]
+    return Linear(rows_of(linear.weight, share), bias)
 
 
 def split_inputs(linear: Linear, rank: ParallelRank) -> Linear:
     """The rank's columns.  The results are summed, so the first rank alone adds the bias."""
     share = rank.share(linear.weight.shape[1])
-    return Linear(linear.weight[:, share], None if rank.part else linear.bias)
+    return Linear(columns_of(linear.weight, share), None if rank.part else linear.bias)
 
 
 def split_vocabulary(linear: Linear, rank: ParallelRank) -> Linear:
     """The rank's rows of the head; all have equally many, the last ones' missing rows are 0."""
-    vocab_size = len(linear.weight)
+    vocab_size = linear.weight.shape[0]
     size = -(-vocab_size // rank.tensor_size)
     weight, bias = linear.weight, linear.bias
     if missing := size * rank.tensor_size - vocab_size:
-        weight = functional.pad(weight, (0, 0, 0, missing))
+        weight = padded(weight, missing)
         bias = None if bias is None else functional.pad(bias, (0, missing))
     rows = slice(rank.part * size, (rank.part + 1) * size)
-    return Linear(weight[rows], None if bias is None else bias[rows])
+    return Linear(rows_of(weight, rows), None if bias is None else bias[rows])

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.loading.quantization import read_schemes
 from pdcluster_worker.model.loading.support import check_attention, check_kind, read_config
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def check_config(folder: Path) -> None:
     with suppress(AttributeError, TypeError):  # of a field that transformers reads in its own way
         check_kind({**config, "generates_text": True})
         check_attention(config, max_model_len=0)
+    read_schemes(config)
 
 
 def _verdict(folder: Path) -> str:
@@ -61,11 +63,12 @@ def _verdict(folder: Path) -> str:
 def described(loaded: "LoadedModel") -> str:
     """
     >>> from types import SimpleNamespace
-    >>> info = SimpleNamespace(max_model_len=4096, dtype="bfloat16")
-    >>> described(SimpleNamespace(info=info, weight_bytes=269_000_000, checkpoint=object()))
-    "served by the engine's own decoder: 0.27 GB of weights in bfloat16, up to 4096 tokens"
+    >>> info = SimpleNamespace(max_model_len=4096, dtype="bfloat16", precision="int8")
+    >>> described(SimpleNamespace(info=info, weight_bytes=162_000_000, checkpoint=object()))
+    "served by the engine's own decoder: 0.16 GB of weights in int8 and bfloat16, up to 4096 tokens"
     """
-    size = f"{loaded.weight_bytes / 1e9:.2f} GB of weights in {loaded.info.dtype}"
+    dtypes = " and ".join(dict.fromkeys((loaded.info.precision, loaded.info.dtype)))
+    size = f"{loaded.weight_bytes / 1e9:.2f} GB of weights in {dtypes}"
     text = f"{size}, up to {loaded.info.max_model_len} tokens"
     if loaded.checkpoint is not None:
         return f"served by the engine's own decoder: {text}"

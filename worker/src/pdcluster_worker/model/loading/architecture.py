@@ -196,8 +196,6 @@ def read_architecture(config: Config, max_model_len: int) -> Architecture:
     family = FAMILIES.get(kind)
     if family is None:
         raise UnsupportedArchError(f"model type {kind} is not one of {', '.join(FAMILIES)}")
-    if config.get("quantization_config"):
-        raise UnsupportedArchError("its weights are quantized (quantization_config)")
     num_layers = _number(config, "num_hidden_layers")
     hidden_size, num_heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
     head_dim = _optional(config, "head_dim", int, family.head_dim) or hidden_size // num_heads

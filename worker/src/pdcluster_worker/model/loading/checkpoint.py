@@ -5,7 +5,7 @@ additional ones are ignored, as transformers does.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,17 +15,21 @@ from torch import Tensor
 
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.loading.architecture import Architecture
+from pdcluster_worker.model.loading.quantization import WeightScheme
+from pdcluster_worker.model.loading.stored_weights import PARTS, StoredWeight, stored_weight
 from pdcluster_worker.model.loading.support import UnsupportedArchError
 from pdcluster_worker.model.ops.adapters import Adapter
+from pdcluster_worker.model.ops.quantized_weight import Weight
 
+_WEIGHT = ".weight"
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """weight: [N, K], in the file's dtype; bias: [N] or None."""
+    """weight: [N, K], in the file's dtype or quantized; bias: [N] or None."""
 
-    weight: Tensor
+    weight: Weight
     bias: Tensor | None
 
 
@@ -33,37 +37,54 @@ class Linear:
 class Checkpoint:
     architecture: Architecture
     dtype: torch.dtype
-    tensors: Mapping[str, Tensor]  # by name, in the files' dtypes
+    tensors: Mapping[str, Tensor]  # by name, in the files' dtypes; none of `quantized`
+    quantized: Mapping[str, StoredWeight]  # by the name of the linear layer
     adapters: tuple[Adapter, ...] = ()
 
     def linear(self, name: str) -> Linear:
-        return Linear(self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
+        """Raises ModelError for quantized weights that are not finite."""
+        stored = self.quantized.get(name)
+        weight = self.tensors[f"{name}.weight"] if stored is None else stored.read()
+        return Linear(weight, self.tensors.get(f"{name}.bias"))
+
+    def shape(self, name: str) -> Sequence[int]:
+        """Outputs and inputs of a linear layer."""
+        stored = self.quantized.get(name)
+        return self.tensors[f"{name}.weight"].shape if stored is None else stored.shape
 
     @property
     def head(self) -> Linear:
-        name = EMBEDDING if self.architecture.is_tied else HEAD
-        return Linear(self.tensors[name], None)
+        return self.linear((EMBEDDING if self.architecture.is_tied else HEAD).removesuffix(_WEIGHT))
+
+    @property
+    def precision(self) -> str:
+        """Dtype of the weights of products: that of computation, or int8 or fp8_e4m3."""
+        found = sorted({stored.scheme.precision for stored in self.quantized.values()})
+        return " and ".join(found) or str(self.dtype).removeprefix("torch.")
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.numel() for tensor in self.tensors.values()) * self.dtype.itemsize
+        dense = sum(tensor.numel() for tensor in self.tensors.values()) * self.dtype.itemsize
+        return dense + sum(stored.num_bytes for stored in self.quantized.values())
 
 
-def open_checkpoint(folder: Path, architecture: Architecture, dtype: torch.dtype) -> Checkpoint:
+def open_checkpoint(
+    folder: Path,
+    architecture: Architecture,
+    dtype: torch.dtype,
+    schemes: Sequence[WeightScheme] = (),
+) -> Checkpoint:
     """Raises UnsupportedArchError, and ModelError for malformed files."""
     shapes = expected_shapes(architecture)
-    tensors: dict[str, Tensor] = {}
-    head = None
-    try:
-        for file in _files(folder):
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 - it is no mapping
-                    if name in shapes:
-                        tensors[name] = opened.get_tensor(name)
-                    elif name == HEAD:
-                        head = opened.get_tensor(name)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as e:
-        raise ModelError(f"cannot load weights of {folder}: {type(e).__name__}: {e}") from e
+    tensors = _read(folder, shapes.keys() | {HEAD} | set(_parts(shapes, schemes)))
+    head = tensors.pop(HEAD, None) if HEAD not in shapes else None
+    quantized = {}
+    for name, (rows, columns) in _linears(shapes):
+        parts = {part: tensors[f"{name}.{part}"] for part in PARTS if f"{name}.{part}" in tensors}
+        stored = stored_weight(name, parts, schemes, (rows, columns))
+        if stored is not None:
+            quantized[name] = stored
+            del shapes[f"{name}{_WEIGHT}"]
     if missing := sorted(shapes.keys() - tensors.keys()):
         raise UnsupportedArchError(f"its files lack weights: {', '.join(missing[:3])}")
     for name, shape in shapes.items():
@@ -73,7 +94,34 @@ def open_checkpoint(folder: Path, architecture: Architecture, dtype: torch.dtype
             )
     if head is not None and not torch.equal(head, tensors[EMBEDDING]):
         raise UnsupportedArchError(f"{HEAD} differs from the embedding that it is tied to")
-    return Checkpoint(architecture, dtype, {name: tensors[name] for name in shapes})
+    dense = {name: tensors[name] for name in shapes}
+    return Checkpoint(architecture, dtype, dense, quantized)
+
+
+def _read(folder: Path, names: Set[str]) -> dict[str, Tensor]:
+    tensors = {}
+    try:
+        for file in _files(folder):
+            with safe_open(file, framework="pt") as opened:
+                for name in names & set(opened.keys()):
+                    tensors[name] = opened.get_tensor(name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as e:
+        raise ModelError(f"cannot load weights of {folder}: {type(e).__name__}: {e}") from e
+    return tensors
+
+
+def _linears(shapes: Mapping[str, Sequence[int]]) -> list[tuple[str, Sequence[int]]]:
+    """Names and shapes of the linear layers."""
+    return [
+        (name.removesuffix(_WEIGHT), shape)
+        for name, shape in shapes.items()
+        if len(shape) == 2 and name != EMBEDDING
+    ]
+
+
+def _parts(shapes: Mapping[str, Sequence[int]], schemes: Sequence[WeightScheme]) -> Iterator[str]:
+    for name, _ in _linears(shapes) if schemes else ():
+        yield from (f"{name}.{part}" for part in PARTS)
 
 
 def expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:

@@ -5,6 +5,7 @@ Unsupported models are refused with the reason.  No code of the folder runs.
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ import msgspec
 import torch
 
 from pdcluster_worker.config.engine import KvCacheDtype
+from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.loading.architecture import read_architecture
 from pdcluster_worker.model.loading.checkpoint import Checkpoint, open_checkpoint
+from pdcluster_worker.model.loading.quantization import WeightScheme, read_schemes
 from pdcluster_worker.model.loading.support import (
     Config,
     UnsupportedArchError,
@@ -44,6 +47,7 @@ class ModelInfo:
     windows: tuple[int | None, ...]  # per layer; None = full attention
     length_note: str = ""  # why max_model_len was lowered
     adapters: tuple[str, ...] = ()  # names, in their order
+    precision: str = ""  # of the weights of products: the dtype, or int8 or fp8_e4m3
 
     @property
     def window(self) -> int | None:
@@ -81,9 +85,22 @@ def load_model(
     torch.set_num_threads(threads or available_threads())
     config = read_config(path)
     kind = DTYPES[dtype]
+    schemes = read_schemes(config)
     try:
-        loaded = _load_checkpoint(path, config, kind, block_size, max_model_len)
+        loaded = _load_checkpoint(
+            path,
+            config,
+            kind,
+            block_size=block_size,
+            max_model_len=max_model_len,
+            schemes=schemes,
+        )
     except UnsupportedArchError as e:
+        if schemes:
+            raise ModelError(
+                f"quantization_config: {e}, and quantized weights run by our own decoder alone: "
+                "take the model in 16 bits, or set engine.type: vllm"
+            ) from e
         logger.info("the model is loaded by transformers' code, which is slower: %s", e)
         loaded = _load_module(path, config, kind, block_size, max_model_len)
         loaded = replace(loaded, reason=str(e))
@@ -104,7 +121,13 @@ def stored_in(geometry: KVGeometry, kv_dtype: KvCacheDtype) -> KVGeometry:
 
 
 def _load_checkpoint(
-    path: Path, config: Config, dtype: torch.dtype, block_size: int, max_model_len: int | None
+    path: Path,
+    config: Config,
+    dtype: torch.dtype,
+    *,
+    block_size: int,
+    max_model_len: int | None,
+    schemes: Sequence[WeightScheme],
 ) -> LoadedModel:
     longest = config.get("max_position_embeddings", "missing")
     if not isinstance(longest, int):
@@ -119,7 +142,7 @@ def _load_checkpoint(
     except (AttributeError, TypeError) as e:
         raise UnsupportedArchError(f"a field of config.json has a wrong type: {e}") from e
     weights = fingerprint(path)  # first: it says better what is wrong with a file
-    checkpoint = open_checkpoint(path, architecture, dtype)
+    checkpoint = open_checkpoint(path, architecture, dtype, schemes)
     shape, name = architecture.attention, str(dtype).removeprefix("torch.")
     sizes = shape.num_kv_heads, shape.head_dim, architecture.num_layers, block_size
     info = ModelInfo(
@@ -129,6 +152,7 @@ def _load_checkpoint(
         limit,
         architecture.vocab_size,
         architecture.windows,
+        precision=checkpoint.precision,
     )
     return LoadedModel(info, shape, checkpoint.num_bytes, checkpoint)
 
@@ -148,6 +172,7 @@ def _load_module(
         context_limit(complete, max_model_len),
         complete["vocab_size"],
         probed.windows,
+        precision=name,
     )
     num_bytes = sum(parameter.numel() for parameter in module.parameters()) * dtype.itemsize
     return LoadedModel(info, shape, num_bytes, None, module)

@@ -22,6 +22,7 @@ from pdcluster_worker.model.ops.kernel_arguments import (
     model_arguments,
     norm_fields,
     plan_arguments,
+    quantized_columns,
     rotation_arguments,
 )
 from pdcluster_worker.model.ops.kernel_object import Kernels
@@ -36,6 +37,7 @@ from pdcluster_worker.model.ops.operations import (
     Operations,
     Rotation,
 )
+from pdcluster_worker.model.ops.quantized_weight import Weight
 from pdcluster_worker.model.ops.stored_kv import StoredKV
 from pdcluster_worker.model.step_plan import StepPlan
 
@@ -79,17 +81,33 @@ class CpuOperations(Operations):
         self._stack: PackedStack | None = None
 
     def pack(
-        self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False
+        self, weight: Weight, bias: Tensor | None = None, *, wide: bool = False
     ) -> PackedWeights:
-        """Copy the weights into panels of 32 columns; also where they are mapped from a file."""
-        weight = weight.contiguous()
+        """Copy the weights into panels of 32 columns; also where they are mapped from a file.
+
+        Quantized ones whose groups are not whole steps of a row are packed as dense ones.
+        """
+        if isinstance(weight, Tensor):
+            return self._pack(weight.contiguous(), bias, wide=wide)
+        dtype = self._cache.dtype
+        quantized = quantized_columns(weight, dtype)
+        if quantized is None:
+            return self._pack(weight.dense(dtype), bias, wide=wide)
+        columns, depth = weight.shape
+        num_bytes = self._library.packed_bytes(self._kind, columns, depth) // dtype.itemsize
+        tiles, codes = self._pages.take(num_bytes), weight.codes.contiguous()
+        self._library.pack_codes(self._kind, codes.data_ptr(), tiles.data_ptr(), columns, depth)
+        return PackedWeights(tiles, weight.shape, dtype, bias, wide=wide, quantized=quantized)
+
+    def _pack(self, weight: Tensor, bias: Tensor | None, *, wide: bool) -> PackedWeights:
         columns, depth = weight.shape
         kind = KINDS[weight.dtype]
         tiles = self._pages.take(self._library.packed_bytes(kind, columns, depth))
         self._library.pack(kind, weight.data_ptr(), tiles.data_ptr(), columns, depth)
-        return PackedWeights(tiles, weight, bias, wide=wide)
+        return PackedWeights(tiles, weight.shape, weight.dtype, bias, wide=wide)
 
     def rows_of(self, packed: PackedWeights, rows: Tensor) -> Tensor:
+        assert packed.quantized is None, "an embedding is not quantized"
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < packed.columns:
             raise IndexError(f"a row of weights that have {packed.columns}")
         out = torch.empty((len(rows), packed.depth), dtype=self._cache.dtype)

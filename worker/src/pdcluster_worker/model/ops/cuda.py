@@ -27,6 +27,7 @@ from pdcluster_worker.model.ops.paged_attention import (
     power_of_two,
     strides,
 )
+from pdcluster_worker.model.ops.quantized_weight import Weight, dense_of
 from pdcluster_worker.model.ops.stored_kv import StoredKV
 from pdcluster_worker.model.ops.triton_kernels import NO_FUSION, rows, sampling
 from pdcluster_worker.model.sampling.picking import DEVICE_CHUNK, Picks, pick_tokens
@@ -83,9 +84,9 @@ GATE_BLOCK = 1024  # columns of one program of `gate_mul`
 
 @dataclass(frozen=True, slots=True)
 class DeviceProduct:
-    """weight: [N, K]; bias: [N]; wide: the result is float32."""
+    """weight: [N, K], dequantized at each product; bias: [N]; wide: the result is float32."""
 
-    weight: Tensor
+    weight: Weight
     bias: Tensor | None
     wide: bool
 
@@ -118,18 +119,20 @@ class CudaOperations(Operations):
         return graphs.logits
 
     def pack(
-        self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False
+        self, weight: Weight, bias: Tensor | None = None, *, wide: bool = False
     ) -> DeviceProduct:
         device = self._cache.device
         return DeviceProduct(weight.to(device), None if bias is None else bias.to(device), wide)
 
     def rows_of(self, packed: DeviceProduct, rows: Tensor) -> Tensor:
+        assert isinstance(packed.weight, Tensor), "an embedding is not quantized"
         return packed.weight.index_select(0, rows)
 
     def linear(self, x: Tensor, packed: DeviceProduct) -> Tensor:
+        weight = dense_of(packed.weight, self._cache.dtype)
         if not packed.wide:
-            return functional.linear(x, packed.weight, packed.bias)
-        wide = _wide_product(x, packed.weight)
+            return functional.linear(x, weight, packed.bias)
+        wide = _wide_product(x, weight)
         return wide if packed.bias is None else wide + packed.bias
 
     def add_rms_norm(self, x: Tensor | None, hidden: Tensor, norm: Norm) -> Tensor:

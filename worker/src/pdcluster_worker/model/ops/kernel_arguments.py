@@ -3,12 +3,14 @@
 import ctypes
 import functools
 from ctypes import c_float, c_int64, c_void_p
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from pdcluster_worker.model.memory import reserve_private
 from pdcluster_worker.model.ops.adapter_arguments import AdaptedArguments, adapted_arguments
@@ -20,6 +22,7 @@ from pdcluster_worker.model.ops.operations import (
     Norm,
     Rotation,
 )
+from pdcluster_worker.model.ops.quantized_weight import QuantizedWeight
 from pdcluster_worker.model.ops.stored_kv import StoredKV
 from pdcluster_worker.model.sampling.picking import Picks
 from pdcluster_worker.model.sampling.rows import Rows
@@ -32,6 +35,7 @@ _STORED = KINDS | {torch.int8: 2, torch.float8_e4m3fn: 3}
 _NO_MEMORY = 3  # status of a sampled row
 
 _STEP_BYTES = 64  # rows of x are read in pieces of this many bytes
+_PAIR = 32  # columns that are packed side by side
 _MAP_BYTES = 64 << 20
 _CACHE_LINE_BYTES = 64
 
@@ -72,8 +76,8 @@ class NormArguments(ctypes.Structure):
 
 class WeightsArguments(ctypes.Structure):
     _fields_: ClassVar = [
-        *_pointers("tiles", "bias"),
-        *_integers("kind", "columns", "depth", "is_wide"),
+        *_pointers("tiles", "bias", "scales"),
+        *_integers("kind", "stored", "columns", "depth", "group", "is_wide"),
     ]
 
 
@@ -176,21 +180,57 @@ class HugePages:
         return piece
 
 
+@dataclass(frozen=True, slots=True)
+class QuantizedColumns:
+    """scales: [columns / 32, up][groups][32] float32."""
+
+    scales: Tensor
+    group: int
+    kind: int  # of the codes
+
+
+def quantized_columns(weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedColumns | None:
+    """Scales as the kernels read them; None where a group is not of whole steps of a row."""
+    columns, depth = weight.shape
+    if weight.group < depth and weight.group % (_STEP_BYTES // dtype.itemsize):
+        return None
+    scales = functional.pad(weight.scales, (0, 0, 0, -columns % _PAIR))
+    scales = scales.view(-1, _PAIR, scales.shape[1]).transpose(1, 2).contiguous()
+    return QuantizedColumns(scales, weight.group, _STORED[weight.dtype])
+
+
 class PackedWeights:
-    """Keeps the tensors that `arguments` points at."""
+    """Keeps the tensors that `arguments` points at.  quantized: None where they are as computed."""
 
-    __slots__ = ("address", "arguments", "bias", "columns", "depth", "dtype", "missing", "tiles")
+    __slots__ = (
+        *("address", "arguments", "bias", "columns", "depth", "dtype", "missing", "quantized"),
+        "tiles",
+    )
 
-    def __init__(self, tiles: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool) -> None:
+    def __init__(
+        self,
+        tiles: Tensor,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        bias: Tensor | None,
+        *,
+        wide: bool,
+        quantized: QuantizedColumns | None = None,
+    ) -> None:
         self.tiles = tiles
-        self.columns, self.depth = weight.shape
-        self.missing = -self.depth % (_STEP_BYTES // weight.dtype.itemsize)
+        self.columns, self.depth = shape
+        self.missing = -self.depth % (_STEP_BYTES // dtype.itemsize)
         self.bias = None if bias is None else bias.float().contiguous()
-        self.dtype = torch.float32 if wide else weight.dtype
-        bias_address = None if self.bias is None else self.bias.data_ptr()
-        sizes = self.columns, self.depth + self.missing, int(wide)
+        self.dtype = torch.float32 if wide else dtype
+        self.quantized = quantized
+        depth, kind = self.depth + self.missing, KINDS[dtype]
         self.arguments = WeightsArguments(
-            tiles.data_ptr(), bias_address, KINDS[weight.dtype], *sizes
+            tiles.data_ptr(),
+            None if self.bias is None else self.bias.data_ptr(),
+            None if quantized is None else quantized.scales.data_ptr(),
+            *(kind, kind if quantized is None else quantized.kind, self.columns, depth),
+            depth if quantized is None or quantized.group >= self.depth else quantized.group,
+            int(wide),
         )
         self.address = ctypes.addressof(self.arguments)
 

@@ -44,6 +44,7 @@ _SIGNATURES = {
     "product": " pppi",
     "packed_bytes": "iiii",
     "pack": " ippii",
+    "pack_codes": " ippii",
     "unpack": " pppii",
     "share_rows": " ppii",
 }

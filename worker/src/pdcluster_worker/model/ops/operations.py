@@ -18,6 +18,7 @@ from pdcluster_worker.model.ops.adapters import (
     add_low_rank,
     placed,
 )
+from pdcluster_worker.model.ops.quantized_weight import Weight
 from pdcluster_worker.model.ops.stored_kv import StoredKV
 from pdcluster_worker.model.sampling.sampler import RowOperations
 from pdcluster_worker.model.step_plan import StepPlan
@@ -134,12 +135,18 @@ class Operations(ABC):
         return forward
 
     @abstractmethod
-    def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Packed:
-        """Prepare weights [N, K]; `weight` may be dropped.  wide: results are float32 (logits)."""
+    def pack(self, weight: Weight, bias: Tensor | None = None, *, wide: bool = False) -> Packed:
+        """Prepare weights [N, K]; `weight` may be dropped.  wide: results are float32 (logits).
+
+        Quantized ones stay in 8 bits, and give the results of `dense` in the cache's dtype.
+        """
 
     @abstractmethod
     def rows_of(self, packed: Packed, rows: Tensor) -> Tensor:
-        """Unpacked rows [T, K] for a tied embedding; rows: [T] int64.  May raise IndexError."""
+        """Unpacked rows [T, K] for a tied embedding, which is not quantized; rows: [T] int64.
+
+        May raise IndexError.
+        """
 
     @abstractmethod
     def linear(self, x: Tensor, packed: Packed) -> Tensor:

@@ -16,14 +16,16 @@ from pdcluster_worker.model.ops.operations import (
     Operations,
     Rotation,
 )
+from pdcluster_worker.model.ops.quantized_weight import Weight
 from pdcluster_worker.model.ops.stored_kv import StoredKV
 from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS
 from pdcluster_worker.model.step_plan import StepPlan
 
 
 class Weights(NamedTuple):
-    weight: Tensor  # [N, K]
+    weight: Weight  # [N, K]
     bias: Tensor | None  # [N]
+    wide: bool
 
 
 class Reference(Operations):
@@ -42,18 +44,21 @@ class Reference(Operations):
         super().__init__(cache, shape, group)
         self.note = note
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Weights:
-        return (
-            Weights(weight.float(), None if bias is None else bias.float())
-            if wide
-            else Weights(weight, bias)
-        )
+    def pack(self, weight: Weight, bias: Tensor | None = None, *, wide: bool = False) -> Weights:
+        if wide and isinstance(weight, Tensor):
+            weight = weight.float()
+        return Weights(weight, bias.float() if wide and bias is not None else bias, wide)
 
     def rows_of(self, packed: Weights, rows: Tensor) -> Tensor:
+        assert isinstance(packed.weight, Tensor), "an embedding is not quantized"
         return packed.weight.index_select(0, rows).to(self._cache.dtype)
 
     def linear(self, x: Tensor, packed: Weights) -> Tensor:
-        return functional.linear(x.to(packed.weight.dtype), packed.weight, packed.bias)
+        weight = packed.weight
+        if not isinstance(weight, Tensor):
+            dense = weight.dense(self._cache.dtype)
+            weight = dense.float() if packed.wide else dense
+        return functional.linear(x.to(weight.dtype), weight, packed.bias)
 
     def add_rms_norm(self, x: Tensor | None, hidden: Tensor, norm: Norm) -> Tensor:
         if x is not None:

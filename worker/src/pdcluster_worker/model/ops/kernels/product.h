@@ -2,17 +2,9 @@
 #ifndef PRODUCT_H
 #define PRODUCT_H
 
-#include "pairs.h"
-#include "threads.h"
+#include "quantized.h"
 
 #define ROW_BLOCK 256 /* rows of x that stay in a core's cache while weights pass by */
-
-/* Weights [columns, depth] as [pairs][steps][2 panels][TILE]; bias: [columns] float32 or NULL. */
-typedef struct {
-    const char *tiles;
-    const float *bias;
-    int64_t t, columns, depth, is_wide;
-} weights_of;
 
 typedef struct {
     const weights_of *weights;
@@ -20,8 +12,6 @@ typedef struct {
     char *out;
     int64_t rows;
 } product_work;
-
-static INLINE int64_t steps_of(const kind t, int64_t depth) { return (depth * bytes_of(t) + 63) / 64; }
 
 static INLINE void finish_rows(const kind out_kind, const weights_of *w, const float *sums, char *out, int64_t rows, int64_t column) {
     for (int64_t row = 0; row < rows; row++)
@@ -41,7 +31,9 @@ static INLINE void product_pairs(const kind t, product_work *w, int64_t pair, in
     for (int64_t block = row; block < last_row; block += at_once)
         for (int64_t p = pair; p < last_pair; p++) {
             const int64_t rows = least(at_once, last_row - block);
-            multiply_pair(t, w->x + block * x_stride, x_stride, rows, of->tiles + p * steps * 2 * TILE, steps, sums);
+            const char *x = w->x + block * x_stride;
+            if (of->stored == of->t) multiply_pair(t, x, x_stride, rows, of->tiles + p * steps * 2 * TILE, steps, sums);
+            else multiply_codes(t, x, x_stride, rows, of, p, sums);
             if (of->is_wide) finish_rows(F32, of, sums, w->out + block * out_stride, rows, p * PAIR);
             else finish_rows(t, of, sums, w->out + block * out_stride, rows, p * PAIR);
         }
@@ -94,10 +86,9 @@ static void product_region(void *data) {
     last_row = least(last_row * PAIR, w->rows);
     if (w->weights->t == F32) product_pairs(F32, w, pair, last_pair, row * PAIR, last_row);
 #if defined(__AMX_BF16__)
-    else product_tiles(w, pair, last_pair, row * PAIR, last_row);
-#else
-    else product_pairs(BF16, w, pair, last_pair, row * PAIR, last_row);
+    else if (w->weights->stored == BF16) product_tiles(w, pair, last_pair, row * PAIR, last_row);
 #endif
+    else product_pairs(BF16, w, pair, last_pair, row * PAIR, last_row);
 }
 
 /* out [rows, columns] of x's kind, or float32 where the weights are wide. x: [rows, depth], whole steps of 64 bytes deep. */

@@ -1,0 +1,170 @@
+"""Checkpoints with weights in 8 bits: what they compute, what they take, and what is refused."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.kv_cache import KVCache
+from pdcluster_worker.model.loading.loader import load_model
+from pdcluster_worker.model.loading.quantization import read_schemes
+from pdcluster_worker.model.ops.quantized_weight import QuantizedWeight
+from pdcluster_worker.model.runner_loader import assemble
+from pdcluster_worker.model.step_plan import StepLimits
+from tests.make_quantized_model import KINDS, make_quantized_model, settings
+from tests.worker.model.step_logits import BLOCK_SIZE, NUM_BLOCKS, step_logits
+
+LIMITS = StepLimits(max_tokens=64, max_sequences=4, longest=64, block_size=16)
+QUANTIZED = 2 * (64 * 64 * 2 + 64 * 32 * 2 + 64 * 128 * 3)  # weights of two layers
+
+
+@pytest.fixture
+def write(tiny_folder, tmp_path):
+    def write(name, kind="qwen2", *, dense=False):
+        target = tmp_path / ("dense" if dense else "quantized")
+        return make_quantized_model(name, tiny_folder(kind), target, dense=dense)
+
+    return write
+
+
+def load(folder, dtype="float32"):
+    return load_model(folder, dtype, block_size=BLOCK_SIZE, threads=1, max_model_len=512)
+
+
+def logits_of(loaded):
+    cache = KVCache(loaded.info.geometry, NUM_BLOCKS)
+    return step_logits(
+        assemble(loaded, cache.tensor, LIMITS, invariant=False), loaded.info.vocab_size
+    )
+
+
+@pytest.mark.parametrize("name", list(KINDS))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_it_computes_what_its_dequantized_self_does(name, dtype, write):
+    """qwen2: biases too."""
+    found, expected = (load(write(name, dense=dense), dtype) for dense in (False, True))
+    difference = (logits_of(found) - logits_of(expected)).norm() / logits_of(expected).norm()
+    assert difference <= (1e-6 if dtype == "float32" else 1e-3)
+    assert found.info.weights != expected.info.weights
+    itemsize = 4 if dtype == "float32" else 2
+    scales = found.weight_bytes - (expected.weight_bytes - QUANTIZED * (itemsize - 1))
+    assert 0 < scales <= 4 * QUANTIZED / 32
+
+
+def test_weights_are_the_numbers_of_the_files(write):
+    found, expected = (
+        load(write("int8-groups", dense=dense)).checkpoint for dense in (False, True)
+    )
+    name = "model.layers.1.mlp.down_proj"
+    weight = found.linear(name).weight
+    assert isinstance(weight, QuantizedWeight)
+    assert torch.equal(weight.dense(torch.float32), expected.tensors[f"{name}.weight"])
+
+
+def test_a_layer_that_is_left_as_it_is_may_stand_beside_quantized_ones(write):
+    """`ignore` of compressed-tensors, within one product: queries, keys and values."""
+    folder, dense = write("int8-channel"), write("int8-channel", dense=True)
+    expected = logits_of(load(dense))
+    tensors, own = (load_file(each / "model.safetensors") for each in (folder, dense))
+    name = "model.layers.0.self_attn.k_proj.weight"
+    tensors[name] = own[name]
+    del tensors[f"{name}_scale"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    torch.testing.assert_close(logits_of(load(folder)), expected, atol=1e-4, rtol=1e-4)
+
+
+def group(**fields):
+    found = settings(KINDS["int8-channel"])
+    return {**found, "config_groups": {"a": {**found["config_groups"]["group_0"], **fields}}}
+
+
+def weights(**fields):
+    own = settings(KINDS["int8-groups"])["config_groups"]["group_0"]["weights"]
+    return group(weights={**own, **fields})
+
+
+FP8 = settings(KINDS["fp8-blocks"])
+INT8_INPUT = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "quant_method is gptq"),
+        ({"quant_method": "awq", "bits": 4}, "quant_method is awq"),
+        ({"quant_method": "mxfp4"}, "quant_method is mxfp4"),
+        (weights(num_bits=4), "weights have 4 bits of type int, not 8"),
+        (weights(symmetric=False), "weights.symmetric is false"),
+        (weights(actorder="group"), "weights.actorder is group"),
+        (weights(group_size=None), "weights.group_size is missing"),
+        (weights(strategy="tensor_group"), "weights.strategy is tensor_group"),
+        (group(format="nvfp4-pack-quantized"), "format is nvfp4-pack-quantized, not one of"),
+        (group(input_activations=INT8_INPUT), "input_activations are quantized to dynamic int8"),
+        (group(output_activations=INT8_INPUT), "output_activations are quantized"),
+        ({**group(), "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is set"),
+        ({**group(), "sparsity_config": {"format": "sparse-24"}}, "sparse-24, not dense"),
+        ({**group(), "config_groups": {}}, "config_groups is empty"),
+        ({**group(), "config_groups": ["a"]}, "cannot be read"),
+        ({**FP8, "activation_scheme": "static"}, "activation_scheme is static, not dynamic"),
+        ({**FP8, "scale_fmt": "ue8m0"}, "scale_fmt is ue8m0, not float"),
+        ({**FP8, "modules_to_convert": ["embed_tokens"]}, "modules_to_convert"),
+    ],
+)
+def test_what_the_engine_would_not_compute_is_refused_with_the_way_out(given, reason):
+    with pytest.raises(ModelError, match=f"^quantization_config: .*{reason}.*engine.type: vllm"):
+        read_schemes({"quantization_config": given})
+
+
+def test_another_model_type_with_quantized_weights_is_refused(write):
+    with pytest.raises(ModelError, match=r"olmo2 is not one of.*our own decoder alone.*vllm"):
+        load(write("int8-channel", "olmo2"))
+
+
+def changed(folder, name, change):
+    """change: a function of the tensor; None takes it out."""
+    tensors = load_file(folder / "model.safetensors")
+    name = f"model.layers.0.mlp.up_proj.{name}"
+    tensors[name] = change(tensors.get(name))
+    kept = {each: tensor for each, tensor in tensors.items() if tensor is not None}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "change", "reason"),
+    [
+        ("int8-groups", "weight_scale", lambda x: x[:, 1:].contiguous(), r"not \[128, 2\] numbers"),
+        ("int8-groups", "weight_packed", lambda x: None, "up_proj.weight_packed is missing"),
+        ("int8-channel", "weight_scale", lambda x: None, r"up_proj.weight is torch.int8"),
+        ("int8-channel", "weight", lambda x: x.float(), r"is torch.float32.*not torch.int8"),
+        ("int8-channel", "weight_zero_point", lambda x: torch.zeros(1), "has zero points"),
+        ("int8-packed", "weight_g_idx", lambda x: torch.zeros(1), "has reordered groups"),
+        ("fp8-blocks", "weight_scale_inv", lambda x: x * torch.nan, "scales that are not finite"),
+        (
+            "fp8-blocks",
+            "weight",
+            lambda x: torch.full_like(x.view(torch.int8), 127).view(x.dtype),
+            "codes of FP8 that are not finite",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_their_config_are_refused(name, part, change, reason, write):
+    folder = changed(write(name), part, change)
+    with pytest.raises(ModelError, match=reason):
+        logits_of(load(folder))
+
+
+def test_a_config_says_which_layers_by_name_or_pattern(write):
+    schemes = read_schemes({"quantization_config": group(targets=["re:.*mlp.*", "a.q_proj"])})
+    assert [schemes[0].is_for(name) for name in ("x.mlp.up_proj", "a.q_proj", "b.q_proj")] == [
+        *(True, True, False)
+    ]
+    folder = write("int8-channel")
+    config = json.loads((folder / "config.json").read_text())
+    own = config["quantization_config"]["config_groups"]["group_0"]
+    own["targets"] = ["re:.*mlp.*"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"q_proj.weight is torch.int8.*not .* numbers"):
+        load(folder)
