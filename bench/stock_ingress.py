@@ -3,17 +3,21 @@ way, in turn.
 
     bench/stock_ingress.py [--rounds 3] [--threads 2] [--dtype bfloat16] [--log]
     bench/stock_ingress.py --proxy toy_proxy_server.py    # one prefill and one decode worker
+    bench/stock_ingress.py --played                       # a server without compute for vLLM
 
 `pdctl up` starts one vLLM behind one worker, and the other way is vLLM's own port.  With
-`--proxy` it starts examples/vllm.yaml, and the other way is vLLM's proxy in front of the
-same two vLLM servers (tests/v1/kv_connector/nixl_integration of its repository, which
-its wheel does not have).  The order of the two changes each round, so that a noise that
+`--played` vLLM computes nothing, and what is left is our path; beside other work start
+it by `chrt --rr 5`, so that it waits for no core.  With `--proxy` it starts
+examples/vllm.yaml, and the other way is vLLM's proxy in front of the same two vLLM
+servers (tests/v1/kv_connector/nixl_integration of its repository, which its wheel does
+not have).  The order of the two changes each round, so that a noise that
 lasts hits both; processor time is that of our server processes alone.
 """
 
 import argparse
 import asyncio
 import os
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -37,9 +41,14 @@ from pdctl.local.machine import free_port
 
 ROOT = Path(__file__).parents[1]
 MODEL = Path.home() / ".cache" / "pdcluster" / "smollm2-135m-instruct"
+PLAYED_VLLM = ROOT / "bench" / "played_vllm.py"
 VOCAB_SIZE = 49152
 OURS = "our ingress"
 ONE = (Workload("A", 256, 64, 32, concurrency=16), Workload("single", 128, 8, 16, concurrency=1))
+PLAYED = (
+    Workload("A", 256, 64, 64, concurrency=16),
+    Workload("single", 128, 8, 100, concurrency=1),
+)
 PAIR = (Workload("A", 512, 32, 16, concurrency=8), Workload("single", 512, 8, 8, concurrency=1))
 FIGURES = ("output tokens/s", "TTFT p50 ms", "TTFT mean ms", "TPOT p50 ms", "ITL p99 ms")
 CPU = ("CPU ms a request", "CPU ms a token")
@@ -63,11 +72,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--dtype", default="bfloat16", help="of the model (default: bfloat16)")
+    parser.add_argument("--played", action="store_true", help="bench/played_vllm.py for vLLM")
     parser.add_argument("--proxy", type=Path, help="vLLM's proxy, which then is the other way")
     parser.add_argument("--log", action="store_true", help=LOG_HELP)
     options = parser.parse_args()
     load_average = os.getloadavg()[0]
-    check_installed()
+    if not options.played:
+        check_installed()
     found, conditions = uvloop.run(measure(options))
     lines = [*setting_lines("bench/stock_ingress.py", "", load_average), *conditions, ""]
     for measured in found:
@@ -82,10 +93,13 @@ def main() -> None:
 async def measure(options: argparse.Namespace) -> tuple[list[Measured], list[str]]:
     """Figures of each workload; and what else is to be said of the run."""
     file, workloads = ("vllm.yaml", PAIR) if options.proxy else ("mixed.yaml", ONE)
+    fields = engine(options.threads)
+    if options.played:
+        workloads, fields["command"] = PLAYED, [sys.executable, str(PLAYED_VLLM), "serve"]
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         started = await stack.enter_async_context(
-            started_cluster(with_dtype(file, folder, options.dtype), MODEL, engine(options.threads))
+            started_cluster(with_dtype(file, folder, options.dtype), MODEL, fields)
         )
         other, address = await stack.enter_async_context(other_way(started, options.proxy))
         session = await stack.enter_async_context(http_session())
@@ -103,6 +117,8 @@ async def measure(options: argparse.Namespace) -> tuple[list[Measured], list[str
                 for name in order:
                     await take(measured, name, systems[name], number, started)
         page = await (await session.get(f"{started.base_url}/metrics")).text()
+    if options.played:
+        return found, ["- in place of vLLM: bench/played_vllm.py, the same process for both"]
     return found, conditions(options.threads, options.dtype, page if options.proxy else "")
 
 
