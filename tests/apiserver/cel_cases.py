@@ -61,6 +61,10 @@ def rolling(**fields: object) -> Change:
     return at("spec.rollout", {"strategy": "Rolling", **fields})
 
 
+def not_rolling(**fields: object) -> Change:
+    return at("spec.rollout", {"strategy": "BlueGreen", **fields})
+
+
 def only(role: str) -> Change:
     """An object that has the role, and the others that it needs."""
     if role == "router":
@@ -392,12 +396,16 @@ RULES: list[Case | Rule] = [
     ),
     (only("picker"), OWN_PICKER),
     (both(only("router"), BLUE_GREEN), both(only("router"), rolling())),
-    (rolling(maxSurge=2), at("spec.rollout", {"maxSurge": 2})),
-    (rolling(maxUnavailable="100%"), at("spec.rollout", {"maxUnavailable": "25%"})),
+    (
+        both(only("router"), at("spec.rollout", {"gracePeriodSeconds": 60})),
+        both(only("router"), at("spec.rollout", {"maxSurge": 2})),
+    ),
+    (at("spec.rollout", {"maxSurge": 2}), not_rolling(maxSurge=2)),
+    (rolling(maxUnavailable="100%"), not_rolling(maxUnavailable="25%")),
     (rolling(maxSurge=0, maxUnavailable=1), rolling(maxSurge="0%")),
     (rolling(maxSurge="100%"), rolling(maxSurge="500%")),
     (rolling(maxUnavailable="100%"), rolling(maxUnavailable=-1)),
-    (rolling(onFailure="Pause"), at("spec.rollout", {"onFailure": "Pause"})),
+    (rolling(onFailure="Pause"), not_rolling(onFailure="Pause")),
     (rolling(onFailure="Rollback", bakeSeconds=0), rolling(bakeSeconds=60)),
     (rolling(onFailure="Pause", whenUnknown="Continue"), rolling(whenUnknown="Continue")),
     (

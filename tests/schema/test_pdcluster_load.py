@@ -258,3 +258,27 @@ def test_images_of_two_versions_are_no_pair(
         f"spec.roles.decode.engine.image: is vLLM {version}, and that of prefill 0.32.0: KV moves "
         "between equal versions alone; give both roles one version"
     )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "rollout", "front", "strategy"),
+    [
+        ("cpu", {}, None, "BlueGreen"),
+        ("B200", {}, None, "Rolling"),
+        ("B200", {}, "router", "BlueGreen"),
+        ("B200", {"strategy": "Recreate"}, None, "Recreate"),
+        ("cpu", {"maxSurge": 2}, None, "Rolling"),
+        ("cpu", {"onFailure": "Pause"}, None, "Rolling"),
+        ("cpu", {"gracePeriodSeconds": 60}, None, "BlueGreen"),
+    ],
+)
+def test_strategy_of_a_roll_out_follows_the_accelerators(
+    gpu: str, rollout: dict[str, Any], front: str | None, strategy: str, document: dict[str, Any]
+) -> None:
+    roles = document["spec"]["roles"]
+    roles["decode"]["pools"][0]["gpu"] = gpu
+    if front is not None:
+        roles[front] = {"pools": [{"name": "front", "replicas": 1}]}
+    document["spec"]["rollout"] = rollout
+
+    assert parse(document).spec.rollout_strategy == strategy

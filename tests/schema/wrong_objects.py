@@ -1308,14 +1308,14 @@ BAD = [
     ),
     wrong(
         "spec.rollout",
-        {"maxSurge": 2},
-        "is for strategy: Rolling; set that, or leave it out",
+        {"strategy": "BlueGreen", "maxSurge": 2},
+        "is for strategy: Rolling; set that, or leave one of them out",
         fault_at="spec.rollout.maxSurge",
     ),
     wrong(
         "spec.rollout",
         {"strategy": "Recreate", "maxUnavailable": "10%"},
-        "is for strategy: Rolling; set that, or leave it out",
+        "is for strategy: Rolling; set that, or leave one of them out",
         fault_at="spec.rollout.maxUnavailable",
     ),
     wrong(
@@ -1334,8 +1334,8 @@ BAD = [
     ),
     wrong(
         "spec.rollout",
-        {"onFailure": "Pause"},
-        "is for strategy: Rolling; set that, or leave it out",
+        {"strategy": "BlueGreen", "onFailure": "Pause"},
+        "is for strategy: Rolling; set that, or leave one of them out",
         fault_at="spec.rollout.onFailure",
     ),
     wrong(

@@ -1,16 +1,19 @@
 """A roll out in a simulated cluster, by each strategy, with an autoscaler and without."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from pdcluster_schema.rollout import Strategy
+from pdcluster_simulator.load_trace import LoadInterval, drawn_requests
 from pdcluster_simulator.rollout import RolloutFigures
 from pdcluster_simulator.run import Result
 from tests.simulator.small_clusters import TimedRequest, make_cluster, make_trace, run
 
 ROLES = {"prefill": 2, "decode": 4}
 REMOTE = {"offload": {"prefillLengthThreshold": 8}}
+STRATEGIES = get_args(Strategy)
 START_SECONDS, BEGIN = 30.0, 60.0
 
 
@@ -90,7 +93,27 @@ def test_the_autoscaler_goes_on_in_a_roll_out():
     assert result.recorder.samples[-1].ready["decode/x"] > 1
 
 
-@pytest.mark.parametrize("strategy", ["Rolling", "BlueGreen", "Recreate"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_steady_load_is_repeated_before_and_after_it(strategy: Strategy):
+    loads = drawn_requests([LoadInterval(0.0, 1.0, 40, 20, end=3600.0)], "0")
+    cluster = make_cluster(
+        ROLES, routing=REMOTE, rollout={"strategy": strategy}, autoscale={"mode": "On"}
+    )
+    result = run(
+        loads,
+        cluster,
+        autoscales=True,
+        repeats=True,
+        start_seconds=START_SECONDS,
+        rollout_at=1800.0,
+    )
+    found = figures(result)
+    assert 1800.0 <= found.began <= 1805.0
+    assert found.seconds is not None
+    assert result.recorder.repeated > 1800.0
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_roll_out_repeats_with_its_seed(strategy: str):
     first, again = rolled(strategy), rolled(strategy)
     assert first.recorder.ttft == again.recorder.ttft

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pdcluster_schema.accelerators import Accelerator, accelerators
+from pdcluster_schema.accelerators import NO_ACCELERATOR, Accelerator, accelerators
 from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.engine_rules import (
@@ -23,7 +23,7 @@ from pdcluster_schema.model import ImageSpec, ModelSpec
 from pdcluster_schema.placement import PlacementSpec
 from pdcluster_schema.qos import QosSpec
 from pdcluster_schema.quantities import number_of
-from pdcluster_schema.rollout import RolloutSpec, smallest_percentage
+from pdcluster_schema.rollout import RolloutSpec, Strategy, smallest_percentage
 from pdcluster_schema.routing import DEFAULT_LENGTH_THRESHOLD, RoutingSpec
 from pdcluster_schema.section import SpecSection, rule
 from pdcluster_schema.sections import (
@@ -248,7 +248,7 @@ class PDClusterSpec(SpecSection):
         """A percentage of a role's accelerators has to be one worker.  No rule of the API server,
         which it would cost too much.
         """
-        if self.rollout.strategy != "Rolling":
+        if self.rollout_strategy != "Rolling":
             return self
         for name, role in self.roles.computing().items():
             workers = [(self.gpus_per_replica(name, pool), pool.replicas) for pool in role.pools]
@@ -346,6 +346,16 @@ class PDClusterSpec(SpecSection):
         """True if the autoscaler may take the pools of all roles to zero."""
         pools = [pool for role in self.roles.computing().values() for pool in role.pools]
         return self.autoscale.mode == "On" and all(pool.min_replicas == 0 for pool in pools)
+
+    @property
+    def rollout_strategy(self) -> Strategy:
+        if self.rollout.strategy is not None:
+            return self.rollout.strategy
+        pools = (pool for role in self.roles.computing().values() for pool in role.pools)
+        has_front = self.roles.router is not None or self.roles.picker is not None
+        on_accelerators = any(pool.gpu != NO_ACCELERATOR for pool in pools)
+        rolls = self.rollout.asks_rolling or (on_accelerators and not has_front)
+        return "Rolling" if rolls else "BlueGreen"
 
     @property
     def decode_role(self) -> Literal["decode", "mixed"]:

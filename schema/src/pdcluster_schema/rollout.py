@@ -55,10 +55,6 @@ def smallest_percentage(accelerators: int, per_worker: int) -> int:
     return min(100, -(-100 * per_worker // accelerators))
 
 
-def _is_rolling(spec: "RolloutSpec") -> bool:
-    return spec.strategy == "Rolling"
-
-
 def _is_0(field: str) -> str:
     return f"type(self.{field}) == int ? self.{field} == 0 : self.{field} == '0%'"
 
@@ -66,10 +62,10 @@ def _is_0(field: str) -> str:
 def _for_rolling(field: str) -> Rule:
     name = to_snake(field)
     return Rule(
-        cel=f"!has(self.{field}) || self.?strategy.orValue('BlueGreen') == 'Rolling'",
-        holds=lambda spec: getattr(spec, name) is None or _is_rolling(spec),
+        cel=f"!has(self.{field}) || self.?strategy.orValue('Rolling') == 'Rolling'",
+        holds=lambda spec: getattr(spec, name) is None or spec.strategy in (None, "Rolling"),
         reason="is for strategy: Rolling",
-        fix="set that, or leave it out",
+        fix="set that, or leave one of them out",
         at=field,
     )
 
@@ -85,13 +81,19 @@ def _with_gates(field: str) -> Rule:
     )
 
 
+Strategy = Literal["BlueGreen", "Rolling", "Recreate"]
+ROLLING_FIELDS = ("maxSurge", "maxUnavailable", "onFailure")
+"""Fields that ask for Rolling where no strategy is given."""
+
+
 class RolloutSpec(SpecSection):
     """Replacement of an old revision by a new one."""
 
-    strategy: Literal["BlueGreen", "Rolling", "Recreate"] = "BlueGreen"
+    strategy: Strategy | None = None
     """BlueGreen = all new workers beside the old ones, then traffic switches; Rolling = step by
     step, within maxSurge, maxUnavailable and autoscale.budget, while both serve; Recreate = the old
-    ones end first.
+    ones end first.  By default Rolling where a field of Rolling is given, or where a pool of
+    workers has accelerators and the cluster has no routers or pickers of its own; else BlueGreen.
     """
     max_surge: WorkerShare | None = None
     """Workers of each role that Rolling may have beyond those that are wanted, or a percentage of
@@ -133,23 +135,28 @@ class RolloutSpec(SpecSection):
     """
 
     RULES = (
-        _for_rolling("maxSurge"),
-        _for_rolling("maxUnavailable"),
-        _for_rolling("onFailure"),
+        *(_for_rolling(field) for field in ROLLING_FIELDS),
         _with_gates("bakeSeconds"),
         _with_gates("whenUnknown"),
         _with_gates("minRequests"),
         Rule(
-            cel="self.?strategy.orValue('BlueGreen') != 'Rolling' || !has(self.maxSurge) || "
+            cel="self.?strategy.orValue('Rolling') != 'Rolling' || !has(self.maxSurge) || "
             f"!({_is_0('maxSurge')}) || has(self.maxUnavailable) && !({_is_0('maxUnavailable')})",
             holds=lambda spec: (
-                not _is_rolling(spec) or not {spec.surge, spec.unavailable} <= {0, "0%"}
+                not spec.asks_rolling or not {spec.surge, spec.unavailable} <= {0, "0%"}
             ),
             reason="and maxUnavailable are 0, so no worker could be replaced",
             fix="set one of them to 1 or more",
             at="maxSurge",
         ),
     )
+
+    @property
+    def asks_rolling(self) -> bool:
+        """True if it names Rolling, or gives fields that are for it alone."""
+        if self.strategy is not None:
+            return self.strategy == "Rolling"
+        return any(getattr(self, to_snake(field)) is not None for field in ROLLING_FIELDS)
 
     @property
     def surge(self) -> int | str:

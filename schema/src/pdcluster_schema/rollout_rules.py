@@ -2,19 +2,21 @@
 
 from collections.abc import Iterator
 
+from pdcluster_schema.rollout import ROLLING_FIELDS
 from pdcluster_schema.section import Rule
 
 
 def rollout_rules() -> Iterator[Rule]:
+    given = " || ".join(f"self.rollout.?{name}.hasValue()" for name in ROLLING_FIELDS)
     yield Rule(
-        cel="self.?rollout.?strategy.orValue('BlueGreen') != 'Rolling' || "
-        "!has(self.roles.router) && !has(self.roles.picker)",
+        cel=f"!(has(self.rollout) && (has(self.rollout.strategy) ? self.rollout.strategy == "
+        f"'Rolling' : ({given}))) || !has(self.roles.router) && !has(self.roles.picker)",
         holds=lambda spec: (
-            spec.rollout.strategy != "Rolling" or not (spec.roles.router or spec.roles.picker)
+            not spec.rollout.asks_rolling or not (spec.roles.router or spec.roles.picker)
         ),
         reason="Rolling is for clusters without routers and pickers of their own, which lead to "
         "workers of one revision alone",
-        fix="set BlueGreen, or leave roles.router and roles.picker out",
+        fix="set BlueGreen without fields of Rolling, or leave roles.router and roles.picker out",
         at="rollout.strategy",
     )
     yield _attainment_rule()

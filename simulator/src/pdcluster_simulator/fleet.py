@@ -56,13 +56,13 @@ class Fleet:
         found = cells if not any(weights) else self._draw.choices(cells, weights)
         found[0].arrive(request)
 
-    def begin_rollout(self) -> None:
-        """All workers are to be of another revision."""
+    def begin_rollout(self, now: float) -> None:
+        """All workers are to be of another revision.  now: of the trace"""
         builder = self.builder.of_revision("new")
         new = RevisionWorkers(builder, self._start_seconds)
         builder.cell.renew(builder.model.num_routers)
         self._now.flip(None)
-        self.rollout = SimulatedRollout(self._now, new, self.replicas)
+        self.rollout = SimulatedRollout(self._now, new, self.replicas, now)
         self.rollout_figures = self.rollout.figures
 
     def scale(self, replicas: Mapping[PoolKey, int], flipped: Flipped | None = None) -> None:

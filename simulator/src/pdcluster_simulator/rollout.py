@@ -51,19 +51,22 @@ class RolloutFigures:
 class SimulatedRollout:
     """serving: revisions that clients' requests meet"""
 
-    def __init__(self, old: RevisionWorkers, new: RevisionWorkers, sizes: Sizes) -> None:
+    def __init__(
+        self, old: RevisionWorkers, new: RevisionWorkers, sizes: Sizes, began: float
+    ) -> None:
         self.old, self.new = old, new
         self.serving: tuple[RevisionWorkers, ...] = (old,)
         model = old.builder.model
         self._spec, self._pools = model.spec, model.pools
         self._old_sizes, self._new_sizes = dict(sizes), dict.fromkeys(sizes, 0)
-        self.figures = RolloutFigures(self._spec.rollout.strategy, old.cell.queue.now)
+        self.figures = RolloutFigures(self._spec.rollout_strategy, began)
+        self._began = old.cell.queue.now
 
     def scale(self, desired: Sizes) -> None:
         """Take the next step towards these sizes."""
-        if self._spec.rollout.strategy == "Rolling":
+        if self._spec.rollout_strategy == "Rolling":
             self._roll(desired)
-        elif self._spec.rollout.strategy == "BlueGreen":
+        elif self._spec.rollout_strategy == "BlueGreen":
             self._replace(desired, is_surge=True)
         else:
             self._replace(desired, is_surge=False)
@@ -138,7 +141,7 @@ class SimulatedRollout:
         self.figures.add(needed, ready, held)
         is_whole = all(len(self.new.served(key)) >= number for key, number in desired.items())
         if is_whole and self.serving == (self.new,) and not self.old.cell.workers:
-            self.figures.seconds = self.old.cell.queue.now - self.figures.began
+            self.figures.seconds = self.old.cell.queue.now - self._began
 
 
 def _can_serve(roles: Sequence[RollingRole]) -> bool:

@@ -141,7 +141,7 @@ def simulate_cell(
         recorder.samples.append(_sample(fleet.workers, time - interval, busy, interval))
         num_cut = fleet.advance()
         if rollout_at is not None and time >= rollout_at:
-            fleet.begin_rollout()
+            fleet.begin_rollout(time)
             rollout_at = None
         if autoscaler is None:
             fleet.scale(fleet.replicas)

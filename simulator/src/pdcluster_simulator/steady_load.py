@@ -90,7 +90,7 @@ def _is_steady(samples: Sequence[ClusterSample]) -> bool:
 def _means(samples: Sequence[ClusterSample]) -> dict[tuple[str, str], float]:
     """By name and role."""
     return {
-        (name, role): fmean(getattr(sample, name)[role] for sample in samples)
+        (name, role): fmean(getattr(sample, name).get(role, 0.0) for sample in samples)
         for name in ("queued", "kv_usage", "busy")
         for role in samples[0].queued
     }

@@ -20,7 +20,6 @@ from pdcluster_api.plan.rollout import FIELD as ROLLOUT
 from pdcluster_api.plan.rollout import (
     Rollout,
     RolloutState,
-    Strategy,
     current_revision,
     is_blocked,
     is_rolled_back,
@@ -35,6 +34,7 @@ from pdcluster_api.plan.status.discovery import discovery_answers
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import is_rolled_back as is_spec_rolled_back
 from pdcluster_schema.revision import rollout_name
+from pdcluster_schema.rollout import Strategy
 from pdcluster_schema.workload import PoolKey, WorkloadId
 
 
@@ -79,7 +79,7 @@ class PlanInputs:
         """Workers that serve together are replaced step by step to the end; those that answer in
         another role than before are not: the Service selects one.
         """
-        declared = self.cluster.spec.rollout.strategy
+        declared = self.cluster.spec.rollout_strategy
         if declared == "Recreate":
             return declared
         before = self.existing.ingress_role(self.current)
@@ -223,7 +223,7 @@ def _gate_of(cluster: PDCluster, observed: Observed) -> Gate | None:
     if gate is not None and gate.revision == name and not gate.is_rolled_back:
         return gate
     is_paused = RolloutCommand(observed.rollout_command).holds
-    if not is_paused or cluster.spec.rollout.strategy != "Rolling":
+    if not is_paused or cluster.spec.rollout_strategy != "Rolling":
         return None
     found = Previous(observed.status).mapping(ROLLOUT)
     step, steps = found.get("step"), found.get("steps")
@@ -234,7 +234,7 @@ def _gate_of(cluster: PDCluster, observed: Observed) -> Gate | None:
 
 def _rollout_state(inputs: PlanInputs, *, is_whole: bool) -> RolloutState:
     observed, views = inputs.observed, tuple(inputs.views())
-    is_recreated = inputs.cluster.spec.rollout.strategy == "Recreate"
+    is_recreated = inputs.cluster.spec.rollout_strategy == "Recreate"
     left = old_pods_of(inputs.declared, observed, inputs.ending.lost) if is_recreated else None
     is_new = Previous(observed.status).text("revision") != inputs.target
     is_open = inputs.is_rolling and inputs.gate is not None and inputs.gate.is_open

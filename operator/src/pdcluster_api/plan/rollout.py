@@ -18,7 +18,7 @@ A selector that was turned to B by hand before B was ready is turned back.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -31,9 +31,8 @@ from pdcluster_api.plan.observed.state import (
     WriteFailure,
 )
 from pdcluster_schema.conditions import NAME_TAKEN
+from pdcluster_schema.rollout import Strategy
 from pdcluster_schema.workload import WorkloadId
-
-Strategy = Literal["BlueGreen", "Rolling", "Recreate"]
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class RolloutView:
 
     def paused(self) -> str:
         """The annotation's value.  Raises StartError where it cannot be paused."""
-        strategy = _strategy(self.body)
+        strategy = parse_stored(self.body)[0].spec.rollout_strategy
         if strategy != "Rolling":
             message = (
                 f"rollout.strategy of {self.name} is {strategy}, and only Rolling has steps after "
@@ -144,10 +144,6 @@ class RolloutView:
             )
             raise StartError(message, exit_code=1)
         return f"{UNDO} {generation}"
-
-
-def _strategy(body: Mapping[str, Any]) -> str:
-    return str((body["spec"].get("rollout") or {}).get("strategy") or "BlueGreen")
 
 
 def history_lines(live: Live) -> list[str]:

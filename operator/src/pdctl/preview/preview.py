@@ -207,7 +207,7 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
     return Preview(
         before=before,
         after=after,
-        strategy=new.spec.rollout.strategy,
+        strategy=new.spec.rollout_strategy,
         mode=(None if old is None else old.spec.autoscale.mode, new.spec.autoscale.mode),
         changes=changes,
         pools=tuple(_pools(new.spec, sizes, running, known, there.decision)),
@@ -281,7 +281,7 @@ def _changes(
 
 def _without_autoscaler(path: str, spec: PDClusterSpec) -> Effect:
     is_budget = path.startswith("spec.autoscale.budget.")
-    return Effect.STEPS if is_budget and spec.rollout.strategy == "Rolling" else Effect.ASLEEP
+    return Effect.STEPS if is_budget and spec.rollout_strategy == "Rolling" else Effect.ASLEEP
 
 
 def _within_revision(path: str, replaced: Set[str]) -> Effect:
