@@ -33,7 +33,7 @@ env/bin/pdctl simulate "$tools/examples/traces/llm-70b.yaml" --trace requests.js
 env/bin/pdctl up served.yaml --port "$port" >up.log 2>&1 &
 up=$!
 for _ in $(seq 180); do
-    ! curl -sf -o /dev/null "http://127.0.0.1:$port/ready" || break
+    ! grep -q '^ready: ' up.log || break
     kill -0 "$up" || { cat up.log; exit 1; }
     sleep 1
 done

@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 from safetensors.numpy import load_file
 
-NORMAL, CONTROL, ADDED = 1, 3, 4
+NORMAL, CONTROL, ADDED, BYTE = 1, 3, 4, 6
 
 
 def make_gguf(
@@ -22,11 +22,13 @@ def make_gguf(
     *,
     architecture: str | None = None,
     fields: Mapping[str, float] | None = None,
+    end_of_turn: int | None = None,
     tensors: Mapping[str, np.ndarray] | None = None,
 ) -> Path:
-    """Write the file of a llama, qwen2 or qwen3.  quantization: of matrices.
+    """Write the file of a llama, qwen2, qwen3 or gemma.  quantization: of matrices.
 
-    architecture: what the file says; fields, tensors: written beside the model's own
+    architecture: what the file says; fields, tensors: written beside the model's own;
+    end_of_turn: a token that ends an answer beside the one that ends the text
     """
     config = json.loads((folder / "config.json").read_text())
     kind = config["model_type"]
@@ -35,6 +37,8 @@ def make_gguf(
     writer.add_name(folder.name)
     _add_config(writer, config)
     _add_tokenizer(writer, folder)
+    if end_of_turn is not None:
+        writer.add_eot_token_id(end_of_turn)
     for name, value in (fields or {}).items():
         writer.add_float32(f"{kind}.{name}", value)
     names = gguf.get_tensor_name_map(
@@ -64,10 +68,11 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_dimension_count(config["head_dim"])
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    if config["model_type"] != "gemma":
+        writer.add_rope_dimension_count(config["head_dim"])
+        writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
@@ -79,18 +84,25 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
         each["content"]: CONTROL if each["special"] else ADDED for each in tokenizer["added_tokens"]
     }
     in_order = sorted(tokens, key=tokens.__getitem__)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    if tokenizer["model"]["byte_fallback"]:  # sentencepiece's: without merges
+        kinds |= {f"<0x{byte:02X}>": BYTE for byte in range(256)}
+        writer.add_tokenizer_model("llama")
+        writer.add_token_scores([-float(number) for number in range(len(in_order))])
+    else:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("default")
+        writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
     writer.add_token_list(in_order)
     writer.add_token_types([kinds.get(token, NORMAL) for token in in_order])
-    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
     for role, add in (("bos", writer.add_bos_token_id), ("eos", writer.add_eos_token_id)):
         add(tokens[settings[f"{role}_token"]])
     writer.add_chat_template((folder / "chat_template.jinja").read_text())
 
 
 def _as_stored(kind: str, name: str, tensor: np.ndarray, config: dict[str, Any]) -> np.ndarray:
-    """llama.cpp keeps the rotary pairs of llama side by side."""
+    """llama.cpp keeps the rotary pairs of llama side by side, and gemma's norms as their factor."""
+    if kind == "gemma" and "norm" in name:
+        return tensor + 1
     if kind == "llama" and ("q_proj" in name or "k_proj" in name):
         heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         pairs = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])

@@ -1,5 +1,5 @@
 """`pdctl up MODEL` as it is typed: a prefill and a decode worker of the sample model, for clients
-with a key, and a GGUF file.
+with a key, folders of two more families, and a GGUF file.
 """
 
 import os
@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import httpx
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -15,6 +16,9 @@ from tests.chat_model import chat_model
 from tests.make_gguf import make_gguf
 from tests.make_tiny_model import make_tiny_model
 from tests.system.pdctl import START_SECONDS, pdctl, up
+
+PROMPT = "the quick"
+NUM_TOKENS = 8
 
 
 def test_a_folder_is_served_to_clients_with_the_key(tmp_path: Path) -> None:
@@ -29,27 +33,42 @@ def test_a_folder_is_served_to_clients_with_the_key(tmp_path: Path) -> None:
     assert not (run.path / "api-keys").exists()
 
 
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3"])
+def test_a_folder_of_another_family_is_served(kind: str, tmp_path: Path) -> None:
+    """By our decoder, and by transformers' module."""
+    folder = make_tiny_model(kind, tmp_path / "Tiny")
+
+    assert _answers(folder, tmp_path) == _greedy(folder, torch.float32)
+
+
 def test_a_gguf_file_is_converted_once_and_served(tmp_path: Path) -> None:
-    file = make_gguf(make_tiny_model("llama", tmp_path / "tiny"), tmp_path / "Tiny.gguf")
-    options = ("--mixed", "1", "--dtype", "float32", "--state-dir", str(tmp_path / "state"))
-    output, home = tmp_path / "output", {**os.environ, "HOME": str(tmp_path)}
-    body = {"model": "Tiny", "prompt": "the quick", "max_tokens": 8, "temperature": 0}
-    texts = []
+    folder = make_tiny_model("llama", tmp_path / "tiny")
+    file = make_gguf(folder, tmp_path / "Tiny.gguf")
+
+    expected = _greedy(folder, torch.bfloat16)
     for _ in range(2):
-        with up(str(file), *options, output=output, environment=home) as address:
-            (folder,) = (tmp_path / ".cache/pdcluster/gguf").glob("Tiny--*")
-            assert f"model {folder}, from spec.model.path" in output.read_text()
-            answer = httpx.post(f"{address}/v1/completions", json=body, timeout=START_SECONDS)
-            texts.append(answer.json()["choices"][0]["text"])
-    assert texts == [_greedy(tmp_path / "tiny", body["prompt"], body["max_tokens"])] * 2
+        assert _answers(file, tmp_path) == expected
+        (made,) = (tmp_path / ".cache/pdcluster/gguf").glob("Tiny--*")
+        assert f"model {made}, from spec.model.path" in (tmp_path / "output").read_text()
 
 
-def _greedy(folder: Path, prompt: str, num_tokens: int) -> str:
-    """Answer of transformers, with the weights rounded to bfloat16 as the conversion does it."""
+def _answers(model: Path, home: Path) -> str:
+    """Ask one mixed worker of a folder or file with the name Tiny."""
+    options = ("--mixed", "1", "--dtype", "float32", "--state-dir", str(home / "state"))
+    environment = {**os.environ, "HOME": str(home)}
+    body = {"model": "Tiny", "prompt": PROMPT, "max_tokens": NUM_TOKENS, "temperature": 0}
+    with up(str(model), *options, output=home / "output", environment=environment) as address:
+        answer = httpx.post(f"{address}/v1/completions", json=body, timeout=START_SECONDS)
+    text: str = answer.json()["choices"][0]["text"]
+    return text
+
+
+def _greedy(folder: Path, dtype: torch.dtype) -> str:
+    """Answer of transformers in float32, with the weights rounded to a dtype before."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).float()
-    ids = tokenizer(prompt, return_tensors="pt").input_ids
-    out = model.generate(ids, max_new_tokens=num_tokens, do_sample=False)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).float()
+    ids = tokenizer(PROMPT, return_tensors="pt").input_ids
+    out = model.generate(ids, max_new_tokens=NUM_TOKENS, do_sample=False)
     text: str = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
     return text
 

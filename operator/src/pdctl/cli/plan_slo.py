@@ -15,6 +15,7 @@ from pdcluster_schema.accelerators import accelerators
 from pdcluster_schema.load import parse_applied
 from pdctl.cli.bench_common import check_out, check_plot, draw
 from pdctl.cli.options import cannot_write
+from pdctl.cli.progress import shown_progress
 from pdctl.cli.table import table
 from pdctl.sizing import tables
 from pdctl.sizing.manifest import PlannedModel, manifest_of, manifest_text
@@ -27,12 +28,7 @@ from pdctl.sizing.report import (
     plan_json,
     plan_lines,
 )
-from pdctl.sizing.roofline import (
-    SOURCE,
-    can_estimate,
-    roofline_profile,
-    sequence_kv_bytes,
-)
+from pdctl.sizing.roofline import SOURCE, can_estimate, roofline_profile, sequence_kv_bytes
 from pdctl.sizing.search import (
     EngineProfile,
     Objective,
@@ -281,7 +277,12 @@ class _Profiles:
 
     def all(self) -> list[EngineProfile]:
         """Raises StartError where no worker holds the model."""
-        found = [profile for gpu in self._gpus for profile in self._of(gpu)]
+        found: list[EngineProfile] = []
+        with shown_progress() as shown:
+            shown.begin("types of accelerators", len(self._gpus))
+            for gpu in self._gpus:
+                found += self._of(gpu)
+                shown.step()
         if self._tables:
             for hole, where in self._tables.holes.items():
                 self.notes.append(f"Hole in the tables: {', '.join(where)}: {hole.rstrip('.')}.")

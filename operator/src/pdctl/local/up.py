@@ -28,6 +28,7 @@ from pdctl.local.ending import DRAIN
 from pdctl.local.etcd import running_etcd
 from pdctl.local.gpus import needs_gpus, read_driver
 from pdctl.local.ineffective import ineffective_remarks
+from pdctl.local.known_peers import prefill_known
 from pdctl.local.machine import available_cores, port_is_free, require_worker, with_programs
 from pdctl.local.model import FoundModel, find_model, with_adapters
 from pdctl.local.model_memory import check_memory
@@ -302,7 +303,7 @@ async def _run_workers(
     )
     stop = asyncio.create_task(signals.stop.wait())
     failed = asyncio.create_task(components.supervisor.wait_failed())
-    ready = asyncio.create_task(components.watcher.all_ready.wait())
+    ready = asyncio.create_task(_serves(components))
     try:
         await _first_of({stop, failed, ready} | background)
         if failed.done():
@@ -325,6 +326,11 @@ async def _run_workers(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _serves(components: _Components) -> None:
+    await components.watcher.all_ready.wait()
+    await prefill_known(components.run.read_state() or {"workers": ()})
 
 
 async def _prime(watcher: Watcher) -> None:

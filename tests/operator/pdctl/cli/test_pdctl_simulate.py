@@ -64,12 +64,12 @@ def test_figures_and_files_are_those_of_one_run(simulate: Callable[..., Result],
     rows = (tmp_path / "out" / "load.csv").read_text().splitlines()
     assert len(rows) == 1 + len(found["over_time"])
     assert "decode/x replicas" in rows[0]
-    assert json.loads(simulate("--json").output)["summary"] == summary
+    assert json.loads(simulate("--json").stdout)["summary"] == summary
 
 
 def test_another_seed_draws_other_arrivals(simulate: Callable[..., Result]):
     first, same, other = (
-        json.loads(simulate("--json", "--seed", seed).output)["summary"] for seed in ("1", "1", "2")
+        json.loads(simulate("--json", "--seed", seed).stdout)["summary"] for seed in ("1", "1", "2")
     )
     assert first == same != other
 
@@ -78,7 +78,7 @@ def test_another_seed_draws_other_arrivals(simulate: Callable[..., Result]):
 def test_cells_are_as_many_clusters(simulate: Callable[..., Result]):
     output = simulate("--cells", "3", "--processes", "1").output
     assert "6 accelerators in 3 clusters" in output
-    found = json.loads(simulate("--cells", "3", "--processes", "2", "--json").output)
+    found = json.loads(simulate("--cells", "3", "--processes", "2", "--json").stdout)
     assert found["accelerators"] == 6
     assert found["samples"][0]["accelerators"] == {"H100": 6}
 

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from pdcluster_schema.autoscale import LatencyObjectiveSpec
 from pdcluster_schema.load import load_applied
 from pdctl.cli.main import app
+from pdctl.cli.progress import Progress
 from pdctl.sizing import tables
 
 LLAMA = {
@@ -71,7 +72,7 @@ def test_a_folder_is_planned_by_the_roofline_into_a_cluster_that_renders(folder,
 @pytest.mark.usefixtures("_without_tables")
 def test_json_has_both_figures_the_front_and_the_manifest(folder):
     done = plan("--model", folder, "--gpu", "H100=8", "--json", *GOAL)
-    found = json.loads(done.output)
+    found = json.loads(done.stdout)
     assert found["is_estimate"]
     assert found["placements"][0]["tokens_per_second_per_gpu"] > 0
     assert set(found["front"]) == {"aggregated", "split"}
@@ -80,9 +81,17 @@ def test_json_has_both_figures_the_front_and_the_manifest(folder):
 
 
 @pytest.mark.usefixtures("_without_tables")
+def test_a_long_search_says_how_far_it_is(folder, monkeypatch):
+    monkeypatch.setattr(Progress, "shown_every_seconds", 0.0)
+    done = plan("--model", folder, "--gpu", "B200=1", "--gpu", "B300=1", "--json", *GOAL)
+    assert "types of accelerators: 1 of 2 in " in done.stderr
+    json.loads(done.stdout)
+
+
+@pytest.mark.usefixtures("_without_tables")
 def test_links_are_those_of_the_types_and_an_unknown_one_is_named(folder):
     gpus = ["--gpu", "B200=1", "--gpu", "B300=1", "--gpu", "H20=1"]
-    found = json.loads(plan("--model", folder, *gpus, "--json", *GOAL).output)
+    found = json.loads(plan("--model", folder, *gpus, "--json", *GOAL).stdout)
     assert found["links_bytes_per_second"] == {"B200": 50e9, "B300": 100e9, "H20": 50e9}
     assert "H20: the network is not known; taken as 50 GB/s for each GPU." in found["notes"]
     assert found["warnings"] == []
@@ -93,7 +102,7 @@ def test_the_transfer_has_no_more_of_a_windowed_layer_than_its_window(folder):
     def transfers(**changed):
         (folder / "config.json").write_text(json.dumps(LLAMA | changed))
         done = plan("--model", folder, "--gpu", "H100=2", "--json", *GOAL)
-        return {one["transfer_seconds"] for one in json.loads(done.output)["placements"]} - {0}
+        return {one["transfer_seconds"] for one in json.loads(done.stdout)["placements"]} - {0}
 
     [whole] = transfers()
     [windowed] = transfers(sliding_window=500, layer_types=["sliding_attention"] * 32)
@@ -130,7 +139,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_search(
 @pytest.mark.usefixtures("_without_tables")
 def test_sglang_is_planned_aggregated_for_its_workers_move_no_kv(folder):
     done = plan("--model", folder, "--gpu", "H200=4", "--engine", "sglang", "--json", *GOAL)
-    found = json.loads(done.output)
+    found = json.loads(done.stdout)
     assert {one["kind"] for one in found["placements"]} == {"aggregated"}
     assert found["advice"].startswith("Not split: PDCluster splits with vllm alone")
 
@@ -216,7 +225,7 @@ def test_a_config_that_is_no_transformer_is_refused(folder, text):
 @pytest.mark.usefixtures("_without_tables")
 def test_the_transfer_goes_over_the_network_of_the_slowest_type(folder):
     def transfer(gpu):
-        found = json.loads(plan("--model", folder, "--gpu", f"{gpu}=8", "--json", *GOAL).output)
+        found = json.loads(plan("--model", folder, "--gpu", f"{gpu}=8", "--json", *GOAL).stdout)
         return {one["transfer_seconds"] for one in found["placements"] if one["kind"] == "split"}
 
     kv_bytes = 2000 * 2 * 2 * 8 * 128 * 32
@@ -231,7 +240,7 @@ def test_the_folder_may_be_the_present_one_and_choose_all_experts(folder, monkey
     monkeypatch.chdir(folder)
     done = plan("--model", ".", "--gpu", "B200=2", "--json", *GOAL)
     assert done.exit_code == 0, done.output
-    assert json.loads(done.output)["manifest"]["spec"]["model"]["name"] == "llama-8b"
+    assert json.loads(done.stdout)["manifest"]["spec"]["model"]["name"] == "llama-8b"
 
 
 def test_options_of_an_objective_want_slo_and_slo_wants_them():
@@ -252,7 +261,7 @@ class TestWithTables:
 
     def test_measured_kernels_are_named_with_version_system_and_engine(self):
         done = plan("--model", "Qwen3-8B", "--gpu", "H200=4", "--json", *GOAL)
-        found = json.loads(done.output)
+        found = json.loads(done.stdout)
         [source] = found["sources"]
         assert source.startswith("aiconfigurator-core 0.")
         assert "h200_sxm, vllm 0." in source
@@ -261,7 +270,7 @@ class TestWithTables:
 
     def test_blocks_of_fp8_on_blackwell_are_warned_of_wherever_they_are_used(self):
         given = ["--model", "Qwen3-30B-A3B-FP8", "--gpu", "B200=2", "--gpu", "H200=2", *GOAL]
-        found = json.loads(plan(*given, "--json").output)
+        found = json.loads(plan(*given, "--json").stdout)
         assert len(found["warnings"]) == 1
         for one in found["placements"]:
             has_b200 = "B200" in {role["gpu"] for role in one["roles"]}

@@ -211,8 +211,14 @@ async def test_observe_runs_prometheus_over_the_workers_and_ends_it_with_them(
     assert targets() == [
         ("default", "chat", role, "cpu", f"chat-{role}-cpu-0") for role in ("decode", "prefill")
     ]
-    groups = api(address, "rules")["groups"]
-    names = {rule["name"] for group in groups for rule in group["rules"]}
+
+    def rules() -> dict[str, str]:
+        groups = api(address, "rules")["groups"]
+        return {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
+
+    await wait_until(lambda: "unknown" not in rules().values(), "all rules were evaluated")
+    names = rules()
+    assert set(names.values()) == {"ok"}
     assert "PDClusterEngineStalled" in names
     assert "PDClusterOperatorSilent" not in names  # there is no operator here
 

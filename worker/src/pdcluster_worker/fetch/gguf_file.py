@@ -22,10 +22,16 @@ from pdcluster_worker.system.process import end_on_sigterm, terminate_with_paren
 
 logger = logging.getLogger("pdcluster_worker.fetch.gguf_file")  # also of a program
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma")
 """Those that were compared with the model that the file was made of (tests/worker/fetch)."""
 
 OTHER_SOURCE = "give the model's original folder or its name on the hub"
+# what these files lack, or why the original folder is no way out
+_NOT_CONVERTED = {
+    "gemma2": "which only `engine.type: vllm` serves (its attention logits are capped)",
+    "gemma3": "which leaves out the layers with a window, their rotary base and the scale of "
+    "queries",
+}
 _PART = re.compile(r".*-\d{5}-of-\d{5}")
 _ARCHITECTURE = "general.architecture"
 # fields that the tensors' shapes imply, or that say nothing of the computation
@@ -42,9 +48,9 @@ def convert(gguf: Path, folder: Path, *, bar: bool = False) -> None:
             f"{OTHER_SOURCE}"
         )
     try:
-        head_dim = _checked(gguf, folder)
+        reader = _checked(gguf, folder)
         logger.info("converting %s, once", gguf.name)
-        _save(gguf, folder, head_dim, bar=bar)
+        _save(gguf, folder, reader, bar=bar)
     except (FetchError, OSError, ImportError):
         raise
     except Exception as e:  # of the readers, which raise whatever a broken file leads to
@@ -56,13 +62,14 @@ def convert(gguf: Path, folder: Path, *, bar: bool = False) -> None:
         ) from e
 
 
-def _checked(gguf: Path, folder: Path) -> int | None:
-    """Size of a head where the file gives it.
+def _checked(gguf: Path, folder: Path) -> Any:
+    """A reader of the file.
 
     Raises FetchError for what the conversion would get wrong, or has no space for.
     """
     import gguf as format_
 
+    _teach_gemma()
     if not gguf.is_file():
         raise FetchError(f"{gguf} is no file: correct the path")
     reader = format_.GGUFReader(gguf)
@@ -71,9 +78,18 @@ def _checked(gguf: Path, folder: Path) -> int | None:
         raise FetchError(f"{gguf.name} is not converted: {text}: {OTHER_SOURCE}")
     num_values = sum(int(tensor.n_elements) for tensor in reader.tensors)
     check_space(folder, num_values * _WEIGHT_BYTES)
-    architecture = reader.get_field(_ARCHITECTURE).contents()
-    size = reader.get_field(f"{architecture}.attention.key_length")
-    return None if size is None else int(size.contents())
+    return reader
+
+
+def _teach_gemma() -> None:
+    """transformers reads the files of later Gemmas alone; the first has less, and no window."""
+    from transformers import modeling_gguf_pytorch_utils as loader
+
+    fields = dict(loader.GGUF_CONFIG_MAPPING["gemma2"])
+    del fields["attention.sliding_window"]
+    loader.GGUF_CONFIG_MAPPING["gemma"] = fields
+    loader.GGUF_SUPPORTED_ARCHITECTURES.append("gemma")
+    loader.TENSOR_PROCESSORS["gemma"] = loader.TENSOR_PROCESSORS["gemma2"]
 
 
 def _reasons(format_: Any, reader: Any) -> Iterator[str]:
@@ -82,7 +98,8 @@ def _reasons(format_: Any, reader: Any) -> Iterator[str]:
     field = reader.get_field(_ARCHITECTURE)
     architecture = field.contents() if field is not None else "missing"
     if architecture not in ARCHITECTURES:
-        yield f"its architecture is {architecture}, not one of {', '.join(ARCHITECTURES)}"
+        why = _NOT_CONVERTED.get(architecture, f"not one of {', '.join(ARCHITECTURES)}")
+        yield f"its architecture is {architecture}, {why}"
         return
     types = {tensor.tensor_type: tensor for tensor in reader.tensors}
     for kind, tensor in types.items():
@@ -100,7 +117,12 @@ def _reasons(format_: Any, reader: Any) -> Iterator[str]:
             yield f"the scaling of its rotary embedding ({tensor.name}) would be lost"
 
 
-def _save(gguf: Path, folder: Path, head_dim: int | None, *, bar: bool) -> None:
+def _number(reader: Any, name: str) -> int | None:
+    field = reader.get_field(name)
+    return None if field is None else int(field.contents())
+
+
+def _save(gguf: Path, folder: Path, reader: Any, *, bar: bool) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -113,7 +135,7 @@ def _save(gguf: Path, folder: Path, head_dim: int | None, *, bar: bool) -> None:
             f"{gguf.name} is not converted: transformers takes it for {config.model_type}, with "
             f"other settings: {OTHER_SOURCE}"
         )
-    if head_dim is not None:
+    if head_dim := _number(reader, f"{config.model_type}.attention.key_length"):
         config.head_dim = head_dim
     model, found = AutoModelForCausalLM.from_pretrained(
         **source, config=config, dtype=torch.bfloat16, output_loading_info=True
@@ -128,6 +150,8 @@ def _save(gguf: Path, folder: Path, head_dim: int | None, *, bar: bool) -> None:
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer = None
+    ends = {config.eos_token_id, _number(reader, "tokenizer.ggml.eot_token_id")} - {None}
+    model.generation_config.eos_token_id = sorted(ends) or None
     model.save_pretrained(folder)
 
 
