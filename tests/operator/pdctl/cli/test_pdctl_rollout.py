@@ -10,6 +10,7 @@ from pdcluster_schema import conditions as words
 from pdcluster_schema.labels import ROLLOUT
 from pdctl.cli.present import present_lines
 from pdctl.cli.rollout import RolloutView
+from tests.schema.object_cases import minimal
 
 SINCE = "2026-01-02T03:04:05Z"
 ROLLING = {"revision": "b", "step": 1, "steps": 2}
@@ -28,14 +29,16 @@ def view(
         {"type": kind, "status": "True", "reason": reason, "message": "why"}
         for kind in ([words.ROLLOUT_PAUSED] if reason else [])
     ]
+    found = minimal()
+    found["spec"]["rollout"] = {"strategy": strategy}
     return RolloutView(
         {
+            **found,
             "metadata": {
                 "name": "chat",
                 "generation": generation,
                 "annotations": {ROLLOUT: command} if command else None,
             },
-            "spec": {"rollout": {"strategy": strategy}},
             "status": {
                 "observedGeneration": 7,
                 "revision": "b",

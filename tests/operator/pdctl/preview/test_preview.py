@@ -49,7 +49,7 @@ def accelerators(found: Preview) -> dict[str, tuple[int, int, int]]:
 
 def test_a_default_that_is_written_out_is_no_change():
     old, new = changed(
-        both(at("spec.engine.blockSize", 16), at("spec.rollout.strategy", "BlueGreen"))
+        both(at("spec.engine.blockSize", 16), at("spec.rollout.gracePeriodSeconds", 300))
     )
 
     assert changed_fields(old, new) == []
