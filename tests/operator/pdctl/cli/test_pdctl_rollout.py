@@ -37,7 +37,7 @@ def view(
             "metadata": {
                 "name": "chat",
                 "generation": generation,
-                "annotations": {ROLLOUT: command} if command else None,
+                "annotations": {ROLLOUT: command} if command else {},
             },
             "status": {
                 "observedGeneration": 7,
