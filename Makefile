@@ -19,12 +19,12 @@ help: ## show this list
 
 setup: .venv/.ready ## create .venv with everything the project needs
 
-.venv/.ready: .venv/.serves requirements-dev.txt simulator/pyproject.toml
+.venv/.ready: .venv/.serves requirements-dev.txt
 	@scripts/setup.sh
 	@touch $@
 
 # What `make run` needs: half of it.
-.venv/.serves: scripts/setup.sh scripts/import_all.py scripts/torch_without_cuda.py constraints.txt schema/pyproject.toml operator/pyproject.toml worker/pyproject.toml worker/setup.py $(KERNELS)
+.venv/.serves: scripts/setup.sh scripts/import_all.py scripts/torch_without_cuda.py constraints.txt schema/pyproject.toml operator/pyproject.toml worker/pyproject.toml simulator/pyproject.toml worker/setup.py $(KERNELS)
 	@scripts/setup.sh run
 	@touch $@
 

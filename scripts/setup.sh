@@ -14,8 +14,8 @@ cd "$(dirname "$0")/.."
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
 }
 echo "setup: installing packages (torch is large; the first time takes a minute or two)"
-packages=(-e schema -e "operator[worker,plot]" -e "worker[gguf]")
-everything=(-r requirements-dev.txt -e "operator[plan]" -e "worker[nixl,ucx]" -e simulator)
+packages=(-e schema -e "operator[worker,plot]" -e "worker[gguf]" -e simulator)
+everything=(-r requirements-dev.txt -e "operator[plan]" -e "worker[nixl,ucx]")
 without=(--excludes scripts/cuda_packages.txt)
 [ "${CUDA:-}" = no ] || { [ -z "${CUDA:-}" ] && [ ! -e /dev/nvidiactl ]; } || without=()
 if [ "${1:-}" != run ]; then
