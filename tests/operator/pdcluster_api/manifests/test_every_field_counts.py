@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pdcluster_api import manifests, plan
 from pdcluster_api.manifests.render import render_record, render_shared
 from pdcluster_operator import reconcile
+from pdcluster_schema import rollout
 from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.pdcluster import PDClusterSpec
@@ -338,11 +339,10 @@ def test_a_field_with_one_value_is_no_field() -> None:
 
 
 def test_every_reason_for_a_field_is_one_that_the_planner_reads() -> None:
-    text = "".join(
-        path.read_text()
-        for room in (plan, manifests, reconcile)
-        for path in Path(room.__file__).parent.rglob("*.py")
-    )
+    files = [Path(rollout.__file__)]  # the planner asks it for workers of a step
+    for room in (plan, manifests, reconcile):
+        files += Path(room.__file__).parent.rglob("*.py")
+    text = "".join(path.read_text() for path in files)
     names = {
         str(field.alias): name
         for section in sections_of(PDClusterSpec)
