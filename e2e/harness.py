@@ -106,8 +106,8 @@ class Kubernetes:
         patch = [{"op": "replace", "path": "/spec", "value": spec}]
         self.kubectl("patch", f"pdc/{NAME}", "--type=json", f"--patch={json.dumps(patch)}")
 
-    def evict(self, pod: str) -> None:
-        """Evict a pod as `kubectl drain` does.
+    def evict(self, pod: str, *, grace_seconds: int | None = None) -> None:
+        """Evict a pod as `kubectl drain` does, with its `--grace-period`; None = the pod's own.
 
         Raises CommandError where a PodDisruptionBudget refuses it.
         """
@@ -115,6 +115,7 @@ class Kubernetes:
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": pod, "namespace": "default"},
+            "deleteOptions": {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds},
         }
         self.kubectl(
             "create",

@@ -52,6 +52,14 @@ def leaving(pod: Body) -> dict[str, Any]:
     }
 
 
+def bind(api: PlainApi, path: str, node: str) -> None:
+    """Put a pod, by its path, on a node that has no kubelet: it goes only when it is forced to."""
+    target = {"apiVersion": "v1", "kind": "Node", "name": node}
+    metadata = {"name": path.rpartition("/")[2]}
+    body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
+    api.create(f"{path}/binding", body)
+
+
 def waiting(reason: str, message: str, container: str = "worker") -> Rule:
     """Pods of which a container waits."""
 

@@ -5,7 +5,7 @@ pod that should have ended that long ago is a lost one.
 from pathlib import Path
 
 from tests.apiserver.control_plane import ControlPlane
-from tests.apiserver.nodeless import Nodes, leaving
+from tests.apiserver.nodeless import Nodes, bind, leaving
 from tests.apiserver.operator_fixtures import SELDOM, operator_in
 from tests.apiserver.operator_stage import Scene
 from tests.apiserver.plain_api import Body, PlainApi
@@ -14,13 +14,6 @@ from tests.system.waiting import wait_for
 NODE = "/api/v1/nodes/lost-node"
 UNREACHABLE = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}
 SECONDS = 150.0
-
-
-def bind(api: PlainApi, path: str) -> None:
-    target = {"apiVersion": "v1", "kind": "Node", "name": "lost-node"}
-    metadata = {"name": path.rpartition("/")[2]}
-    body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
-    api.create(f"{path}/binding", body)
 
 
 def test_a_pod_that_does_not_end_is_replaced_once_its_node_is_given_up(
@@ -41,7 +34,7 @@ def test_a_pod_that_does_not_end_is_replaced_once_its_node_is_given_up(
         )
         try:
             path = f"/api/v1/namespaces/{namespace}/pods/{scene.workload('decode')}-0"
-            bind(api, path)
+            bind(api, path, "lost-node")
             api.delete(path)
             uid = found(api, path)["metadata"]["uid"]
             api.merge(

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from pdcluster_schema.drain_command import DrainCommand
+from pdcluster_schema.etcd_keys import command_key
 from tests.apiserver.control_plane import ControlPlane
-from tests.apiserver.nodeless import Nodes, Rule, leaving, ready
+from tests.apiserver.nodeless import Nodes, Rule, bind, leaving, ready
 from tests.apiserver.operator_process import OperatorProcess
 from tests.apiserver.operator_stage import DEADLINE_SECONDS, SPEC, Scene
-from tests.apiserver.plain_api import PlainApi
+from tests.apiserver.plain_api import Body, PlainApi
 from tests.apiserver.registered import Registered
 from tests.system.etcd_server import EtcdServer
 from tests.system.waiting import wait_for
@@ -169,6 +171,45 @@ def test_an_etcd_that_is_away_holds_a_shrink_and_one_that_comes_back_empty_gets_
     assert drained.scene.replicas("decode") == 3
     drained.workers.busy = set()
     drained.await_replicas(2)
+
+
+def test_a_command_has_the_time_of_an_eviction_and_costs_no_other_worker(
+    drained: Drained,
+):
+    api, node = drained.scene.api, "/api/v1/nodes/evicting"
+    api.create(
+        "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "evicting"}}
+    )
+    try:
+        pods = [f"/api/v1/namespaces/{NAMESPACE}/pods/{drained.pod(each)}" for each in (0, 1)]
+        bind(api, pods[0], "evicting")
+        drained.await_looks()
+        api.create(f"{pods[0]}/eviction", eviction(drained.pod(0), 20))
+        wait_for(lambda: grace(drained) == 15, DEADLINE_SECONDS, drained.describe)  # less the hook
+        drained.await_commands(0)
+        drained.await_looks()
+        # its successor is waited for, whatever its command says
+        with pytest.raises(AssertionError, match="disruption budget"):
+            api.create(f"{pods[1]}/eviction", eviction(drained.pod(1), 20))
+        api.delete(f"{pods[0]}?gracePeriodSeconds=0")  # as its node does when it has ended
+        drained.await_commands()
+        drained.await_states("ready", "ready", "ready")
+    finally:
+        api.delete(node)
+
+
+def eviction(pod: str, grace_seconds: int) -> Body:
+    """As `kubectl drain --grace-period` asks for it."""
+    kinds = {"apiVersion": "policy/v1", "kind": "Eviction"}
+    metadata = {"name": pod, "namespace": NAMESPACE}
+    return {**kinds, "metadata": metadata, "deleteOptions": {"gracePeriodSeconds": grace_seconds}}
+
+
+def grace(drained: Drained) -> int | None:
+    """Return the time that the command of the first worker has."""
+    key = command_key(NAMESPACE, drained.scene.name, drained.pod(0))
+    value = drained.etcd.values(key).get(key, b"")
+    return DrainCommand.decode(value).grace_seconds
 
 
 def test_what_a_time_limit_cuts_is_counted_and_reported(drained: Drained):

@@ -18,6 +18,8 @@ NUM_KV_PORTS = MAX_ENGINES * MAX_RANKS  # from KV_PORT on, as many as any revisi
 NUM_UCX_PORTS = 128  # behind them: one for each rank and each network device of the machine
 
 
+GRACE_SECONDS = "PDCLUSTER_GRACE_SECONDS"  # variable of a worker: from SIGTERM to SIGKILL
+
 MAX_PORT = 65535
 
 

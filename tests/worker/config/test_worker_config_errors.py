@@ -1,5 +1,6 @@
 """The worker's files and identity: every refusal names the file, the field and the reason [V9]."""
 
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -280,6 +281,18 @@ def test_identity_names_the_missing_variable(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("POD_NAMESPACE", "default")
     monkeypatch.delenv("POD_IP", raising=False)
     with pytest.raises(ConfigError, match="environment variable POD_IP is not set"):
+        Identity.from_env()
+
+
+@pytest.mark.parametrize("given", ["", "soon", "-3", "2.5"])
+def test_identity_names_a_wrong_grace_period(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    for name in ("POD_NAME", "POD_NAMESPACE", "POD_IP"):
+        monkeypatch.setenv(name, "x")
+    assert Identity.from_env().grace_seconds == inf
+    monkeypatch.setenv("PDCLUSTER_GRACE_SECONDS", "115")
+    assert Identity.from_env().grace_seconds == 115
+    monkeypatch.setenv("PDCLUSTER_GRACE_SECONDS", given)
+    with pytest.raises(ConfigError, match=r"PDCLUSTER_GRACE_SECONDS is .*: set it to the whole"):
         Identity.from_env()
 
 

@@ -146,6 +146,7 @@ class Watcher:
         self.members: dict[str, WorkerRecord] = {}
         self.told: list[dict[str, WorkerRecord]] = []
         self.drains: list[bool] = []
+        self.graces: list[float] = []
         self.role = role_key(namespace, "chat", own.pod)
         self.roles: list[str | None] = []
         self.dead: set[str] = set()
@@ -165,8 +166,9 @@ class Watcher:
         self.members = members
         self.told.append(members)
 
-    def _on_drain(self, present: bool) -> None:
+    def _on_drain(self, present: bool, grace_seconds: float) -> None:
         self.drains.append(present)
+        self.graces.append(grace_seconds)
         if self._obeys:
             self.discovery.update(
                 msgspec.structs.replace(self.own, state="draining" if present else "ready")

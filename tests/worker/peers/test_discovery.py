@@ -7,6 +7,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import httpx
@@ -127,6 +128,20 @@ async def test_role_command_is_seen_as_it_changes_and_at_the_start(
     assert other.roles == []
 
 
+async def test_grace_period_of_a_drain_command_is_seen_and_may_change(
+    shared_etcd: Any, watcher: Any, eventually: Eventually
+) -> None:
+    a = watcher(shared_etcd.endpoint, "a")
+    await eventually(lambda: a.discovery.registered_once)
+    shared_etcd.ctl("put", a.command, "drain")
+    await eventually(lambda: a.graces == [inf])
+    shared_etcd.ctl("put", a.command, '{"graceSeconds": 25}')
+    await eventually(lambda: a.graces == [inf, 25])
+    shared_etcd.ctl("put", a.command, '{"graceSeconds": "no number"}')
+    await eventually(lambda: a.graces == [inf, 25, inf])
+    assert a.drains == [True, True, True]
+
+
 async def test_drain_command_that_was_there_first_is_seen(
     shared_etcd: Any, watcher: Any, eventually: Eventually
 ) -> None:
@@ -201,6 +216,24 @@ async def test_record_of_another_engine_of_the_pod_is_not_fought_over(
     await eventually(lambda: a.members["b"].state == "draining")
 
     assert stored_record(shared_etcd, a).engine_id == "next"
+
+
+async def test_worker_of_a_node_that_comes_back_leaves_the_pod_to_its_successor(
+    shared_etcd: Any, watcher: Any, eventually: Eventually
+) -> None:
+    """Its pod was given up meanwhile, and another one of the name serves: its node ends it."""
+    endpoint = shared_etcd.endpoint
+    lost = watcher(endpoint, "a", engine_id="lost", lease_seconds=60)
+    b = watcher(endpoint, "b", lease_seconds=60)
+    await eventually(lambda: b.pods == {"a", "b"})
+    watcher(endpoint, "a", engine_id="next", lease_seconds=60)
+    await eventually(lambda: b.members["a"].engine_id == "next")
+
+    lost.discovery.update(msgspec.structs.replace(lost.own, state="draining"))  # by SIGTERM
+    await eventually(lambda: b.members["a"].engine_id == "lost")
+    await lost.discovery.close()
+
+    await eventually(lambda: b.members["a"].engine_id == "next")
 
 
 async def test_closed_worker_says_its_last_word_first(

@@ -39,6 +39,7 @@ from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.decode_choice import NO_HINTS, RouteHints
 from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.http.api_keys import ApiKeys
+from pdcluster_worker.server.http.open_answers import OpenAnswers
 from pdcluster_worker.server.http.run import HttpServer, serve
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.streams import Reader
@@ -266,6 +267,7 @@ class Rig:
     tokenizer: Tokenizer
     metrics: Metrics
     policy: PolicyConfig
+    open_answers: OpenAnswers = field(default_factory=OpenAnswers)
     app: Starlette = field(init=False)
 
     def __post_init__(self) -> None:
@@ -274,7 +276,8 @@ class Rig:
     def make_app(self, **options: Any) -> Starlette:
         """The application over this backend, with other options of `create_app`."""
         return create_app(
-            self.backend, self.tokenizer, self.metrics, lambda: self.policy, **options
+            *(self.backend, self.tokenizer, self.metrics, lambda: self.policy),
+            **{"open_answers": self.open_answers, **options},
         )
 
     def client(self, **options: Any) -> httpx.AsyncClient:
@@ -342,7 +345,7 @@ def make_rig(model_folder: Path) -> Rig:
 @pytest.fixture
 async def server(rig: Rig) -> AsyncIterator[HttpServer]:
     """The application on a real socket."""
-    server = await serve(rig.app, "127.0.0.1", 0)
+    server = await serve(rig.app, "127.0.0.1", 0, open_answers=rig.open_answers)
     yield server
     rig.backend.gate.set()
     await server.close()

@@ -4,6 +4,7 @@ have not taken all.
 
 import asyncio
 from collections.abc import AsyncIterator
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -231,6 +232,35 @@ async def test_a_command_is_noticed_after_a_time_and_an_end_at_once(holder, monk
     assert not holder.drain.is_noticed
     holder.drain.end()
     assert holder.drain.is_noticed
+
+
+async def test_time_counts_from_the_end_and_a_command_may_say_less(holder):
+    drain = holder.drain
+    assert drain.seconds_left == inf
+    holder.count = 1
+    drain.command(True, 25)
+    assert drain.seconds_left == inf  # the process is not asked to end yet
+    drain.end()
+    first = drain.seconds_left
+    assert 20 < first <= 25 - draining.LAST_SECONDS
+    drain.end()
+    assert drain.seconds_left <= first
+    drain.command(True, 2)
+    assert drain.seconds_left < 0
+    drain.command(False)
+    assert drain.seconds_left == inf
+
+
+async def test_a_command_gives_no_more_time_than_the_pod_has():
+    drain = DrainController(lambda: 1, lambda state: None, no_clients, grace_seconds=30)
+    drain.end()
+    drain.command(True, 300)
+    assert 20 < drain.seconds_left <= 30 - draining.LAST_SECONDS
+    await drain.close()
+
+
+async def no_clients() -> frozenset[str]:
+    return frozenset()
 
 
 async def test_end_is_not_taken_back_by_a_command(holder):

@@ -14,6 +14,7 @@ from pdcluster_api.apiserver.container_ends import (
     latest_end,
     termination_message,
 )
+from pdcluster_api.manifests.worker_pod import FORGET_SECONDS, seconds_of_sigterm
 from pdcluster_api.plan.observed.state import EndingPod, PodState, Problem
 from pdcluster_schema import conditions, labels
 from pdcluster_schema.ports import MAX_WORKER_RANKS
@@ -97,7 +98,17 @@ def pod_state(body: Body) -> PodState:
         started=_has_started(body),
         since=_since(body),
         loading=_loading(body),
+        grace_seconds=_short_grace(body),
     )
+
+
+def _short_grace(body: Body) -> int | None:
+    """`PodState.grace_seconds`, of a pod that was deleted or evicted with less than its own."""
+    given = body["metadata"].get("deletionGracePeriodSeconds")
+    own = (body.get("spec") or {}).get("terminationGracePeriodSeconds")
+    if given is None or own is None or given >= own:
+        return None
+    return seconds_of_sigterm(given, FORGET_SECONDS)
 
 
 def ending_pod(body: Body) -> EndingPod:

@@ -3,7 +3,6 @@ its key; its value holds its start. A record is removed only as it was read: a w
 written it since is alive.
 """
 
-import json
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from pdcluster_api.plan.observed.state import (
     WorkerDisaggregation,
 )
 from pdcluster_schema import etcd_keys
+from pdcluster_schema.drain_command import DrainCommand
 
 
 async def is_full(endpoints: Sequence[Endpoint], tls: EtcdTLS | None = None) -> bool:
@@ -72,6 +72,7 @@ class Registered:
     commands: Mapping[str, datetime | None] = field(default_factory=dict)
     is_full: bool = False
     roles: Mapping[str, str] = field(default_factory=dict)  # that pods are commanded to have
+    graces: Mapping[str, int] = field(default_factory=dict)  # `DrainCommand.grace_seconds` by pod
 
     @property
     def states(self) -> dict[str, str]:
@@ -110,18 +111,22 @@ async def read_registered(
     commanded, written = await _ranges(endpoints, tls, prefixes)
     commands: dict[str, datetime | None] = {}
     roles: dict[str, str] = {}
+    graces: dict[str, int] = {}
     for item in commanded:
         pod = _key_of(item).removeprefix(prefixes[0])
         if pod.endswith(etcd_keys.ROLE_SUFFIX):
             roles[pod.removesuffix(etcd_keys.ROLE_SUFFIX)] = item.value.decode(errors="replace")
         else:
-            commands[pod] = _since(item.value)
+            command = DrainCommand.decode(item.value)
+            commands[pod] = command.since
+            if command.grace_seconds is not None:
+                graces[pod] = command.grace_seconds
     records: dict[str, StoredRecord] = {}
     for item in written:
         _, _, place = _key_of(item).removeprefix(prefixes[1]).partition("/")
         if record := parse_record(place, item.value):
             records[record.pod] = StoredRecord(_key_of(item), item.mod_revision, record)
-    return Registered(records, commands, await is_full(endpoints, tls), roles)
+    return Registered(records, commands, await is_full(endpoints, tls), roles, graces)
 
 
 async def _ranges(
@@ -152,16 +157,20 @@ async def write_commands(
     drain: Mapping[str, datetime],
     serve: Collection[str] = (),
     roles: Mapping[str, str | None] | None = None,
+    graces: Mapping[str, int] | None = None,
     tls: EtcdTLS | None = None,
 ) -> None:
-    """Write drain commands with their start; remove those of other pods.  roles: commands to have
-    one; None = that command is removed. Raises EtcdUnreachableError.
+    """Write drain commands with their start, and remove others.  Raises EtcdUnreachableError.
+
+    serve:  pods that lose theirs
+    roles:  commands to have one; None = that command is removed
+    graces: `DrainCommand.grace_seconds`, by pod
     """
     added = [
         rpc.RequestOp(
             request_put=rpc.PutRequest(
                 key=_key(namespace, name, pod),
-                value=json.dumps({"since": since.isoformat()}).encode(),
+                value=DrainCommand(since, (graces or {}).get(pod)).encode(),
             )
         )
         for pod, since in sorted(drain.items())
@@ -222,12 +231,3 @@ def _key_of(item: Any) -> str:
 
 def _key(namespace: str, name: str, pod: str) -> bytes:
     return etcd_keys.command_key(namespace, name, pod).encode()
-
-
-def _since(value: bytes) -> datetime | None:
-    """Value of a command of an unknown writer: its key is what counts."""
-    try:
-        since = datetime.fromisoformat(json.loads(value)["since"])
-    except (ValueError, KeyError, TypeError):
-        return None
-    return since if since.tzinfo is not None else None

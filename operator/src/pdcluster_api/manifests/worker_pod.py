@@ -37,7 +37,7 @@ from pdcluster_api.manifests.worker_config import requires_keys
 from pdcluster_schema.kv_tiers import KvTierSpec, disk_tier, password_secret
 from pdcluster_schema.labels import GPU, GPUS_PER_REPLICA
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT
+from pdcluster_schema.ports import GRACE_SECONDS, GRPC_PORT, HTTP_PORT, KV_PORT
 from pdcluster_schema.quantities import canonical_quantity
 from pdcluster_schema.sections import ENGINELESS, PICKER, PoolSpec, RoleSpec
 from pdcluster_schema.workload import WorkloadId
@@ -85,13 +85,48 @@ def worker_pod(
     template = {
         **merged,
         "metadata": {**metadata, "labels": marks},
-        "spec": with_accelerator(merged.get("spec", {}), cluster.spec.accelerator_of(pool)),
+        "spec": _with_grace(
+            with_accelerator(merged.get("spec", {}), cluster.spec.accelerator_of(pool))
+        ),
     }
     num_pods = cluster.spec.pods_per_replica(workload.role, pool)
     if num_pods == 1:
         return template
     variables = group_variables(workload, cluster.metadata.namespace, num_pods)
     return leader_template(template, variables, num_pods)
+
+
+def seconds_of_sigterm(grace: int, pre_stop: int) -> int:
+    """Seconds from SIGTERM to SIGKILL: a hook takes its time from the grace period, but for the
+    two seconds that a kubelet leaves.
+
+    >>> seconds_of_sigterm(30, 5), seconds_of_sigterm(5, 5)
+    (25, 2)
+    """
+    return max(2, grace - pre_stop)
+
+
+def _with_grace(spec: Manifest) -> Manifest:
+    """Let the worker know of its time, which a user's template may have changed; the API server
+    refuses a template that is no pod.
+    """
+    grace, containers = spec.get("terminationGracePeriodSeconds"), spec.get("containers")
+    if not (isinstance(grace, int) and isinstance(containers, list)):
+        return spec
+    return {**spec, "containers": [_with_variable(each, grace) for each in containers]}
+
+
+def _with_variable(container: Any, grace: int) -> Any:
+    """A container of the template, and our own with its time."""
+    if not isinstance(container, dict) or container.get("name") != CONTAINER:
+        return container
+    pre_stop: Any = container
+    for name in ("lifecycle", "preStop", "sleep", "seconds"):
+        pre_stop = pre_stop.get(name) if isinstance(pre_stop, dict) else None
+    seconds = seconds_of_sigterm(grace, pre_stop if isinstance(pre_stop, int) else 0)
+    env = container.get("env") or []
+    variable = {"name": GRACE_SECONDS, "value": str(seconds)}
+    return {**container, "env": [*env, variable] if isinstance(env, list) else env}
 
 
 def worker_model(cluster: PDCluster, role: str, image: str) -> ModelSource:

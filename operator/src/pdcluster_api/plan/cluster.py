@@ -242,11 +242,15 @@ def plan_cluster(desired: DesiredState) -> ClusterPlan:
         reports_first=is_decision or is_over,
         ends_first=step.waits_for is not None,
         commands=drain.commands,
+        graces=drain.graces,
         roles=commanded_roles(inputs.flips, observed.workloads),
         flipped=None if inputs.flips is None else inputs.flips.flipped,
         cut=drain.cut,
         budgets=plan_budgets(
-            desired.serving, observed.workloads, drain.commands, observed.budgets, patience
+            *(desired.serving, observed.workloads),
+            # a drain of nodes waits for the successor of one that it has evicted
+            drain.commands - drain.graces.keys(),
+            *(observed.budgets, patience),
         ),
         stale_records=desired.registered.stale_records,
         needs_worker_records=drain.needs_worker_records or desired.is_flipping,

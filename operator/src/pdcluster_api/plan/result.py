@@ -54,6 +54,8 @@ class ClusterPlan:
     reports_first: bool = False
     # pods that get a drain command before StatefulSets are written; others lose theirs
     commands: frozenset[str] = frozenset()
+    # seconds from SIGTERM on of ending pods that have fewer than usual
+    graces: Mapping[str, int] = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)  # commands to have another role, by pod
     flipped: Flipped | None = None  # workers that should serve the other role
     cut: tuple[str, ...] = ()  # pods that go though they have not drained: their time is over

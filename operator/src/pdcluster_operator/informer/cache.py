@@ -298,12 +298,12 @@ def trim(kind: str, body: Mapping[str, Any]) -> Body:
             "apiVersion": "v1",
             "kind": kind,
             "metadata": {
-                **_only(metadata, _IDENTITY),
+                **_only(metadata, (*_IDENTITY, "deletionGracePeriodSeconds")),
                 "labels": _only(marks, _POD_LABELS),
                 "ownerReferences": metadata.get("ownerReferences", []),
                 "annotations": _only(annotations, _POD_ANNOTATIONS),
             },
-            "spec": _only(body.get("spec", {}), ("nodeName",)),
+            "spec": _only(body.get("spec", {}), ("nodeName", "terminationGracePeriodSeconds")),
             "status": body.get("status", {}),
         }
     if kind == KIND:

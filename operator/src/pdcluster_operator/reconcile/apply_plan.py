@@ -81,7 +81,7 @@ class PlanApplier:
         """Make it so: drain commands before a shrink, objects, then records of lost workers.
         Raises UnavailableError: the outcome is unknown then.
         """
-        await session.etcd.command(found.target, plan.commands, plan.roles)
+        await session.etcd.command(found.target, plan.commands, plan.roles, plan.graces)
         now, fingerprint = self.now(), session.fingerprint
         if fingerprint is not None and fingerprint.holds(digest_of(found.live, plan), now):
             result = ApplyResult(fingerprint.requeue_after_seconds(now))

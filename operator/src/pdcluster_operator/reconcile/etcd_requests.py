@@ -75,10 +75,13 @@ class EtcdRequests:
         drain: Mapping[str, datetime],
         serve: Collection[str],
         roles: Mapping[str, str | None] | None = None,
+        graces: Mapping[str, int] | None = None,
     ) -> None:
         tls = await self._tls(target)
         endpoints = await self._endpoints(target)
-        await write_commands(endpoints, *target.key, drain=drain, serve=serve, roles=roles, tls=tls)
+        await write_commands(
+            endpoints, *target.key, drain=drain, serve=serve, roles=roles, graces=graces, tls=tls
+        )
 
     async def remove(self, target: EtcdTarget, records: Iterable[StoredRecord]) -> list[str]:
         """Remove unchanged records of pods that do not exist; returns those pods."""

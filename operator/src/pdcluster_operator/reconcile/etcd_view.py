@@ -225,10 +225,13 @@ class EtcdView:
         target: EtcdTarget,
         drain: Collection[str],
         roles: Mapping[str, str] | None = None,
+        graces: Mapping[str, int] | None = None,
     ) -> None:
         """Write drain commands for exactly these pods; those of other pods are removed a moment
-        later.  roles: the commands to have another role, all of them.  A command that etcd does not
-        take is missing in the next read, and written then.
+        later.  A command that etcd does not take is missing in the next read, and written then.
+
+        roles:  the commands to have another role, all of them
+        graces: seconds that pods have from SIGTERM on, where that is less than usual
         """
         known, now = self._of(target), self.clock()
         written = known.last.commands if known.last else {}
@@ -240,7 +243,7 @@ class EtcdView:
         added = {
             pod: self.now() - timedelta(seconds=now - since)
             for pod, since in known.draining.items()
-            if pod not in written
+            if pod not in written or (graces or {}).get(pod) != known.last.graces.get(pod)
         }
         serve = [
             pod for pod, since in known.undraining.items() if now - since >= UNDRAIN_DELAY_SECONDS
@@ -250,13 +253,18 @@ class EtcdView:
             return
         shown = ",".join(sorted(added)), ",".join(sorted(serve)), changed
         logger.info("commands key=%s drain=%s serve=%s roles=%s", target.key, *shown)
-        request = self.requests.command(target, added, serve, changed)
+        request = self.requests.command(target, added, serve, changed, graces)
         error = await _error_of(target, request, READ_TIMEOUT_SECONDS)
         if error is not None:
             known.failed(error, self.clock(), is_down=known.is_down)
             return
         kept = {pod: since for pod, since in known.last.commands.items() if pod not in serve}
-        known.last = replace(known.last, commands={**kept, **added}, roles=dict(roles or {}))
+        known.last = replace(
+            known.last,
+            commands={**kept, **added},
+            roles=dict(roles or {}),
+            graces=dict(graces or {}),
+        )
         known.known_turn = known.next_turn()
 
     async def remove(self, target: EtcdTarget, pods: Collection[str]) -> None:

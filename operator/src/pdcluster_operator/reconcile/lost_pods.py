@@ -43,10 +43,10 @@ class LostPods:
         events, failures, is_left = list[PlannedEvent](), list[WriteFailure](), False
         for body in live.children:
             name = body["metadata"]["name"]
-            if body["kind"] != POD.name or name not in names:
+            if body["kind"] != POD.name or name not in names or is_deleted(body):
                 continue
             try:
-                is_deleted = await self._delete(body)
+                is_gone = await self._delete(body)
             except UnavailableError:
                 raise
             except ClusterError as e:
@@ -54,8 +54,8 @@ class LostPods:
                 fix = "; deleteLostPods of the chart gives the right to"
                 failures.append(WriteFailure(f"Pod {name}", e.reason, f"{e}{fix}"))
                 continue
-            is_left |= not is_deleted
-            if is_deleted:
+            is_left |= not is_gone
+            if is_gone:
                 events.append(_event(body))
         return Deleted(tuple(events), tuple(failures), CHECK_SECONDS if is_left else None)
 
@@ -69,6 +69,12 @@ class LostPods:
         await self.client.delete(POD, namespace, name, uid=uid, grace_seconds=0)
         logger.info("lost pod deleted pod=%s/%s node=%s", namespace, name, node_name)
         return True
+
+
+def is_deleted(pod: Body) -> bool:
+    """Return whether it was deleted without a grace period: only finalizers of others keep it."""
+    seconds: int | None = pod["metadata"].get("deletionGracePeriodSeconds")
+    return seconds == 0
 
 
 def is_lost(node: Body | None) -> bool:

@@ -34,12 +34,12 @@ from pdcluster_api.manifests.worker_config import (
     engine_file,
 )
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.ports import PICKER_PORT, WORKER_NAME
+from pdcluster_schema.ports import GRACE_SECONDS, PICKER_PORT, WORKER_NAME
 from pdcluster_schema.sections import PICKER
 from pdctl.local.gpus import Gpu, gpu_variables
 from pdctl.local.machine import vllm_settings
 from pdctl.local.plan import ProcessSpec
-from pdctl.local.processes import Launch
+from pdctl.local.processes import DRAIN_SECONDS, Launch
 
 
 @dataclass(frozen=True)
@@ -344,6 +344,7 @@ def write_process(cluster: PDCluster, process: ProcessSpec, settings: RunSetting
             "POD_NAMESPACE": cluster.metadata.namespace,
             "POD_IP": LOOPBACK,
             "PYTHONUNBUFFERED": "1",
+            GRACE_SECONDS: str(int(DRAIN_SECONDS)),
             "PDCLUSTER_OWN_CORES": str(process.engine.threads if process.owns_cores else 0),
             **gpu_variables(process.devices),
             **_shared_cores(process, settings),

@@ -229,6 +229,32 @@ def test_since_when_a_pod_is_not_ready_or_should_be_gone(
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "own", "seconds"),
+    [
+        (None, 120, None),  # it does not end
+        (120, 120, None),
+        (300, 120, None),
+        (30, 120, 25),  # its preStop hook takes five
+        (3, 120, 2),  # which a kubelet leaves in any case
+        (30, None, None),
+    ],
+)
+def test_an_ending_pod_with_less_time_than_its_template_says(
+    given: int | None, own: int | None, seconds: int | None
+):
+    pod = make_pod()
+    if given is not None:
+        pod["metadata"] |= {"deletionTimestamp": GONE, "deletionGracePeriodSeconds": given}
+    spec = {
+        **pod.get("spec", {}),
+        **({} if own is None else {"terminationGracePeriodSeconds": own}),
+    }
+    metadata = {**pod["metadata"], "namespace": "default"}
+    found = pod_state(trim("Pod", {**pod, "metadata": metadata, "spec": spec}))
+    assert found.grace_seconds == seconds
+
+
 def test_a_pod_that_is_no_worker_is_refused():
     pod = make_pod()
     pod["metadata"]["labels"] = {"pdcluster.io/cluster": "chat"}

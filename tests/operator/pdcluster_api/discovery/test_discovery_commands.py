@@ -112,6 +112,14 @@ async def test_commands_are_written_with_their_time_and_taken_back(etcd: EtcdSer
     assert (await read(etcd)).commands == {"pod-2": SINCE, "pod-3": SINCE}
 
 
+async def test_a_command_has_the_grace_period_of_its_pod(etcd: EtcdServer):
+    drain, graces = {"pod-1": SINCE, "pod-2": SINCE}, {"pod-1": 25, "pod-3": 5}
+    await write_commands([etcd.endpoint], "default", "chat", drain=drain, graces=graces)
+    etcd.put(etcd_keys.command_key("default", "chat", "by-hand"), '{"graceSeconds": -1}')
+    found = await read(etcd)
+    assert (found.commands["pod-1"], found.graces) == (SINCE, {"pod-1": 25})
+
+
 async def test_role_commands_are_no_drain_commands_and_are_taken_back(etcd: EtcdServer):
     roles: dict[str, str | None] = {"pod-1": "decode", "pod-2": "prefill"}
     await write_commands([etcd.endpoint], "default", "chat", drain={"pod-2": SINCE}, roles=roles)

@@ -130,6 +130,7 @@ def test_every_container_has_the_variables_of_leader_worker_set() -> None:
             "LWS_WORKER_INDEX": "metadata.labels['apps.kubernetes.io/pod-index']",
             "LWS_LEADER_ADDRESS": "$(PDCLUSTER_WORKER)-0.chat-workers.serving.svc",
             "LWS_GROUP_SIZE": "2",
+            "PDCLUSTER_GRACE_SECONDS": "295",
         }, name
 
 

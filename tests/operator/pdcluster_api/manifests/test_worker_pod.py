@@ -207,6 +207,24 @@ def test_template_without_any_labels_still_has_ours() -> None:
         assert pod_of(template(content))["metadata"]["labels"]["pdcluster.io/pool"] == "cpu"
 
 
+@pytest.mark.parametrize(
+    ("content", "seconds"),
+    [
+        ({}, "295"),  # 300 by default, of which the preStop hook takes 5
+        ({"spec": {"terminationGracePeriodSeconds": 25}}, "20"),
+        ({"spec": {"terminationGracePeriodSeconds": 4}}, "2"),
+        ({"spec": {"containers": [{"name": "worker", "lifecycle": None}]}}, "300"),
+        ({"spec": {"terminationGracePeriodSeconds": "soon"}}, None),  # the API server refuses it
+    ],
+)
+def test_a_worker_knows_its_time_from_sigterm_on(content: Manifest, seconds: str | None) -> None:
+    (worker,) = (each for each in pod_of(template(content))["spec"]["containers"])
+    found = by_name(worker["env"]).get("PDCLUSTER_GRACE_SECONDS")
+    assert found == (
+        None if seconds is None else {"name": "PDCLUSTER_GRACE_SECONDS", "value": seconds}
+    )
+
+
 def test_pods_tell_type_and_number_of_the_accelerators_that_they_were_made_for() -> None:
     gpu, ranks = (
         at("spec.roles.decode.pools.0.gpu", "H200"),

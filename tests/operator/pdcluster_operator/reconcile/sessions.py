@@ -40,7 +40,7 @@ class FakeEtcd:
         return Registered({}, dict(self.commands))
 
     async def command(
-        self, target: EtcdTarget, drain: object, serve: object, roles: object
+        self, target: EtcdTarget, drain: object, serve: object, roles: object, graces: object = None
     ) -> None:
         self.commands.clear()
 

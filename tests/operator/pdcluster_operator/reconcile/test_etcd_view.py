@@ -58,6 +58,8 @@ class FakeEtcd:
         self.said: dict[str, WorkerDisaggregation] = {}
         self.commands: dict[str, datetime | None] = {}
         self.roles: dict[str, str] = {}  # by command
+        self.graces: dict[str, int] = {}
+        self.num_written = 0
         self.changed: set[str] = set()  # pods of prefill workers that decode
         self.error: Exception | None = None
         self.refused: Exception | None = None
@@ -92,6 +94,7 @@ class FakeEtcd:
             dict(self.commands),
             self.is_full,
             dict(self.roles),
+            dict(self.graces),
         )
 
     async def command(
@@ -100,6 +103,7 @@ class FakeEtcd:
         drain: Mapping[str, datetime],
         serve: Collection[str],
         roles: Mapping[str, str | None],
+        graces: Mapping[str, int] | None = None,
     ) -> None:
         await self._answer()
         if self.refused is not None:
@@ -108,6 +112,8 @@ class FakeEtcd:
             **{pod: since for pod, since in self.commands.items() if pod not in serve},
             **drain,
         }
+        self.num_written += 1
+        self.graces.update({pod: each for pod, each in (graces or {}).items() if pod in drain})
         found = {**self.roles, **roles}
         self.roles = {pod: role for pod, role in found.items() if role is not None}
 
@@ -441,6 +447,19 @@ async def test_an_etcd_that_takes_too_long_or_goes_wrong_is_an_error_too(
         await world.fresh("a")
     ).error == "etcd at etcd:2379 cannot be asked (KeyError); the operator's log says more"
     assert "etcd not asked" in caplog.text
+
+
+async def test_a_command_is_written_again_where_its_pod_has_less_time(world: World):
+    await world.fresh("a")
+    await world.view.command(TARGET, {"a"})
+    num_written = world.etcd.num_written
+    await world.view.command(TARGET, {"a"}, graces={"a": 25})
+    await world.view.command(TARGET, {"a"}, graces={"a": 25})
+    await world.fresh("a")
+    await world.view.command(TARGET, {"a"}, graces={"a": 25})
+    assert (world.etcd.graces, world.etcd.num_written) == ({"a": 25}, num_written + 1)
+    await world.view.command(TARGET, {"a"}, graces={"a": 2})
+    assert (world.etcd.graces, world.etcd.commands) == ({"a": 2}, {"a": START})
 
 
 async def test_commands_are_written_once_and_taken_back(world: World):

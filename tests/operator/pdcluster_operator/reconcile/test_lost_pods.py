@@ -66,6 +66,14 @@ def test_a_pod_of_a_node_that_answers_is_left_and_looked_at_again():
     assert not api.deleted
 
 
+def test_a_pod_that_a_finalizer_keeps_is_deleted_once():
+    api, kept = OneNode(UNREACHABLE), pod("lost-0")
+    assert len(deleted(api, kept).events) == 1
+    kept["metadata"]["deletionGracePeriodSeconds"] = 0  # as the API server has it from then on
+    assert deleted(api, kept) == Deleted()
+    assert len(api.deleted) == 1
+
+
 def test_without_the_setting_nothing_is_read_or_deleted():
     api = OneNode(UNREACHABLE)
     assert deleted(api, pod("lost-0"), may_delete=False) == Deleted()

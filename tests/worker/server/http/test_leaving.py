@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Awaitable, Callable
+from math import inf
 
 import pytest
 
@@ -16,9 +17,8 @@ from pdcluster_worker.server.http.connection import HttpConnection
 from pdcluster_worker.server.http.run import HttpServer
 from pdcluster_worker.serving import draining
 from pdcluster_worker.serving.draining import DrainController
+from tests.worker.server.http.leaving_node import BODY, DEADLINE_SECONDS, LeavingNode
 
-BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
-DEADLINE_SECONDS = 10
 LONG = {**BODY, "stream": False, "logprobs": True, "top_logprobs": 20, "max_tokens": 2_000}
 """Its answer is far larger than the kernel's buffers."""
 BEGUN = (
@@ -30,29 +30,6 @@ NUM_UNTAKEN = 8_000
 """Tokens, and bytes, of an answer that fits into the server's buffer in the kernel and not into
 that of a `deaf` client.
 """
-
-
-class LeavingNode:
-    """A node that is drained while `is_drained`; counts calls of `leave`."""
-
-    def __init__(self) -> None:
-        self.is_drained = True
-        self.idle = asyncio.Event()
-        self.idle.set()
-        self.num_leaves = 0
-        self.finished = False
-
-    async def leave(self) -> None:
-        self.num_leaves += 1
-        await self.idle.wait()
-        self.is_drained = True
-
-    async def finish(self) -> None:
-        self.finished = True
-
-    def hold(self) -> None:
-        self.idle.clear()
-        self.is_drained = False
 
 
 class DrainingNode:
@@ -67,6 +44,7 @@ class DrainingNode:
         self.finished = False
         self.slips_in: list[Callable[[], Awaitable[None]]] = []
         self.drain = DrainController(lambda: self.num_requests, self.states.append, self._poll)
+        self.seconds_left = inf
         self._server = server
 
     @property

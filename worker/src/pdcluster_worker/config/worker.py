@@ -3,12 +3,14 @@
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
 from pdcluster_schema.ports import (
+    GRACE_SECONDS,
     GRPC_PORT,
     HTTP_PORT,
     KV_PORT,
@@ -152,6 +154,7 @@ class Identity(msgspec.Struct, frozen=True):
     pod: str
     namespace: str
     address: str  # what peers connect to
+    grace_seconds: float = inf  # from SIGTERM to SIGKILL, unless a command says that it is less
 
     @classmethod
     def from_env(cls) -> "Identity":
@@ -166,8 +169,24 @@ class Identity(msgspec.Struct, frozen=True):
                 "start the worker with pdctl"
             )
         return cls(
-            pod=values["POD_NAME"], namespace=values["POD_NAMESPACE"], address=values["POD_IP"]
+            pod=values["POD_NAME"],
+            namespace=values["POD_NAMESPACE"],
+            address=values["POD_IP"],
+            grace_seconds=_grace_seconds(),
         )
+
+
+def _grace_seconds() -> float:
+    """Raises ConfigError."""
+    given = os.environ.get(GRACE_SECONDS)
+    if given is None:
+        return inf
+    if not given.isdecimal():
+        raise ConfigError(
+            f"environment variable {GRACE_SECONDS} is {given!r}: set it to the whole seconds from "
+            "SIGTERM to SIGKILL, or leave it out"
+        )
+    return float(given)
 
 
 def load_worker_config(path: Path) -> WorkerConfig:

@@ -5,7 +5,9 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
+from math import inf
 
+from pdcluster_schema.drain_command import DrainCommand
 from pdcluster_schema.etcd_keys import pod_of, worker_key
 from pdcluster_worker.backoff import Reconnect, run_until_first_ends
 from pdcluster_worker.config.worker import DiscoveryConfig
@@ -90,13 +92,14 @@ class DiscoveryEvents:
     """Callbacks, which must not block.
 
     on_members: all members by pod, this worker included, after every change.
-    on_drain:   whether the drain command is present, after every change.
+    on_drain:   whether the drain command is present, and the grace period that it says, after every
+                change.
     on_role:    the role by command, after every change; None = that of the pod.
     probe:      does the engine of this record answer?  Bounded in time, raises nothing.
     """
 
     on_members: Callable[[dict[str, WorkerRecord]], None]
-    on_drain: Callable[[bool], None]
+    on_drain: Callable[[bool, float], None]
     on_role: Callable[[str | None], None]
     probe: Callable[[WorkerRecord], Awaitable[bool]]
 
@@ -122,7 +125,7 @@ class Discovery:
         self._keys = keys
         self._events = events
         self._membership = Membership()
-        self._is_draining = False
+        self._drain: tuple[bool, float] = (False, inf)
         self._role: str | None = None
         self._record_changed = asyncio.Event()
         self._has_missing = asyncio.Event()
@@ -173,7 +176,7 @@ class Discovery:
         try:
             # Commands first: a worker that starts under one must never be seen as ready.
             command = await etcd.read(self._keys.command)
-            self._set_draining(bool(command.values))
+            self._set_draining(next(iter(command.values.values()), None))
             role = await etcd.read(self._keys.role)
             self._set_role(role.values.get(self._keys.role))
             await self._pin(etcd)
@@ -259,7 +262,7 @@ class Discovery:
     async def _watch_command(self, etcd: Etcd, from_revision: int) -> None:
         async for events in etcd.watch(self._keys.command, from_revision):
             for event in events:
-                self._set_draining(event.value is not None)
+                self._set_draining(event.value)
 
     async def _watch_role(self, etcd: Etcd, from_revision: int) -> None:
         async for events in etcd.watch(self._keys.role, from_revision):
@@ -327,11 +330,13 @@ class Discovery:
         if changed:
             self._events.on_members(self._membership.records)
 
-    def _set_draining(self, present: bool) -> None:
-        if present != self._is_draining:
-            self._is_draining = present
-            logger.info("drain command present=%s", present)
-            self._events.on_drain(present)
+    def _set_draining(self, value: bytes | None) -> None:
+        grace = None if value is None else DrainCommand.decode(value).grace_seconds
+        drain = value is not None, inf if grace is None else grace
+        if drain != self._drain:
+            self._drain = drain
+            logger.info("drain command present=%s grace_seconds=%g", *drain)
+            self._events.on_drain(*drain)
 
     def _set_role(self, value: bytes | None) -> None:
         role = None if value is None else value.decode(errors="replace")

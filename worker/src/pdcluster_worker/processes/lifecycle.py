@@ -5,6 +5,7 @@ import gc
 import logging
 import signal
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.sections import PICKER
 from pdcluster_worker.config.policy import ConditionsFile, PolicyFile
 from pdcluster_worker.config.worker import WorkerConfig
+from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.tls import Credentials, EtcdCredentials
 from pdcluster_worker.server.app import create_app, create_prefill_app
@@ -22,11 +24,13 @@ from pdcluster_worker.server.generation.chat_answer import ParserNames
 from pdcluster_worker.server.generation.front_end import FrontEnd
 from pdcluster_worker.server.http.api_keys import ApiKeys, TenantOfKey
 from pdcluster_worker.server.http.limits import limits_of
+from pdcluster_worker.server.http.open_answers import OpenAnswers
 from pdcluster_worker.server.http.run import Front, HttpServer, serve
 from pdcluster_worker.server.openai.engine_front_end import EngineFrontEnd
 from pdcluster_worker.server.openai.own_front_end import OwnFrontEnd
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.serving.backend import RouterBackend, WorkerBackend
+from pdcluster_worker.serving.draining import CHECK_SECONDS
 from pdcluster_worker.serving.worker_runtime import WorkerRuntime
 from pdcluster_worker.tracing.request_trace import RecentTraces
 
@@ -38,6 +42,9 @@ YOUNG_OBJECTS = 25_000
 """Allocations between garbage collections: as many objects as fifty open requests have, 1 to 2 ms a
 collection.  Python's 700 would scan open requests at every fourth request, a tenth of their cost.
 """
+
+LOOK_SECONDS = 0.5  # a command may shorten the time that is left
+TAKE_SECONDS = 2.0  # for clients to take the error that ends their answers
 
 HTTP_DRAIN_SECONDS = 5.0  # for other open work, such as a body that still arrives
 
@@ -93,6 +100,7 @@ async def serve_http(
     def policy() -> PolicyConfig:
         return files.policy.current
 
+    open_answers = OpenAnswers()
     if config.role in ("prefill", PICKER):
         app = create_prefill_app(
             *(backend, metrics, policy),
@@ -116,6 +124,7 @@ async def serve_http(
             traces=traces,
             parsers=ParserNames.of(model),
             front_end=front_end,
+            open_answers=open_answers,
         )
     app.routes.extend(routes)
     return await serve(
@@ -124,6 +133,7 @@ async def serve_http(
         config.listen.http,
         lambda: limits_of(policy().http_limits),
         front,
+        open_answers=open_answers,
     )
 
 
@@ -135,7 +145,22 @@ def settle_memory() -> None:
 
 
 async def leave(runtime: WorkerRuntime, http: HttpServer) -> None:
-    """Shutdown: finish requests, those that still come included, and send the last bytes."""
+    """Shutdown: finish requests, those that still come included, and send the last bytes.  Where
+    that takes longer than the process has, answers end with an error.
+    """
+    finishing = asyncio.create_task(_finish(runtime, http), name="last requests")
+    try:
+        while (left := runtime.seconds_left) > 0 and not finishing.done():
+            await asyncio.wait({finishing}, timeout=min(left, LOOK_SECONDS))
+        if finishing.done():
+            await finishing
+            return
+    finally:
+        finishing.cancel()
+    await _end_answers(runtime, http)
+
+
+async def _finish(runtime: WorkerRuntime, http: HttpServer) -> None:
     await runtime.leave()
     http.refuse()
     while not await http.has_finished(HTTP_DRAIN_SECONDS) and (
@@ -144,6 +169,26 @@ async def leave(runtime: WorkerRuntime, http: HttpServer) -> None:
         await runtime.leave()
     await http.close()
     await runtime.finish()
+
+
+async def _end_answers(runtime: WorkerRuntime, http: HttpServer) -> None:
+    """Requests of other workers' clients end with this process, and go on elsewhere."""
+    number = http.open_answers.end(_no_time_left)
+    logger.warning("no time left before this process is killed, answers ended=%d", number)
+    http.refuse()
+    await http.has_finished(TAKE_SECONDS / 2)
+    with suppress(OSError):
+        for _ in range(int(TAKE_SECONDS / 2 / CHECK_SECONDS)):
+            if not await http.unacked():
+                break
+            await asyncio.sleep(CHECK_SECONDS)
+    await http.close()
+    runtime.refuse()
+
+
+def _no_time_left() -> RequestError:
+    message = "this worker was stopped, and has no time left for this answer: send it again"
+    return RequestError(message, status=503, code="draining", retry_after_seconds=1)
 
 
 async def unless(stop: asyncio.Event, step: Coroutine[Any, Any, ResultT]) -> ResultT | None:

@@ -26,6 +26,7 @@ from pdcluster_worker.server.generation.front_end import FrontEnd
 from pdcluster_worker.server.generation.generation import Backend, ServingContext, WorkerView
 from pdcluster_worker.server.http.api_keys import Authorization, TenantOfKey
 from pdcluster_worker.server.http.limits import BodyReader, EarlyResponse, LimitsNow, limits_of
+from pdcluster_worker.server.http.open_answers import OpenAnswers
 from pdcluster_worker.server.http.request_context import IGNORED_HEADER, RequestContextMiddleware
 from pdcluster_worker.server.http.routes import document
 from pdcluster_worker.server.openai.completions import CHAT, COMPLETIONS, completion_routes
@@ -68,6 +69,7 @@ def create_app(
     traces: RecentTraces | None = None,
     parsers: ParserNames = DEFAULT_PARSERS,
     front_end: FrontEnd = OWN,
+    open_answers: OpenAnswers | None = None,
 ) -> Starlette:
     """policy: in force now.  limits: None = by the policy."""
     limits = limits or _limits_by(policy)
@@ -80,6 +82,7 @@ def create_app(
         Tenants(clock, backend.num_ingresses),
         front_end,
         model_parsers(parsers, tokenizer.chat_template),
+        open_answers or OpenAnswers(),
     )
     reader = BodyReader(lambda: policy().admission.max_body_bytes, limits)
     routes = [

@@ -31,16 +31,25 @@ and nodes follow a moment later.
 MOST_FAILURES = 90
 """So many looks in a row that fail, for 45 s, are the last."""
 
+LAST_SECONDS = 3.0
+"""Time before SIGKILL in which answers end with an error, and clients take it."""
+
 
 class DrainController:
-    """One per worker, which is ready at first.  announce: called with each state."""
+    """One per worker, which is ready at first.
+
+    announce:      called with each state.
+    grace_seconds: from `end` until the process is killed.
+    """
 
     def __init__(
         self,
         num_holding: Callable[[], int],
         announce: Callable[[WorkerState], None],
         unacked: Callable[[], Awaitable[frozenset[str]]],
+        grace_seconds: float = inf,
     ) -> None:
+        self._grace_seconds = grace_seconds
         self.state: WorkerState = "ready"
         self._num_holding = num_holding
         self._announce = announce
@@ -52,7 +61,9 @@ class DrainController:
         self._polled_seconds = -inf
         self._is_commanded = False
         self._commanded_seconds = 0.0
+        self._commanded_grace: float = inf
         self._is_ending = False
+        self._ending_seconds = 0.0
         self._leaves_role = False
         self._polling: asyncio.Task[None] | None = None
         self._is_drained = asyncio.Event()
@@ -72,8 +83,20 @@ class DrainController:
         since = asyncio.get_running_loop().time() - self._commanded_seconds
         return self._is_ending or not self._is_commanded or since >= NOTICE_SECONDS
 
-    def command(self, present: bool) -> None:
-        """The operator's key: present = drain, absent = serve."""
+    @property
+    def seconds_left(self) -> float:
+        """Time for requests to end by themselves; 0 or less = it is over, once the process ends."""
+        if not self._is_ending:
+            return inf
+        grace = min(self._grace_seconds, self._commanded_grace)
+        passed = asyncio.get_running_loop().time() - self._ending_seconds
+        return grace - LAST_SECONDS - passed
+
+    def command(self, present: bool, grace_seconds: float = inf) -> None:
+        """The operator's key: present = drain, absent = serve.  grace_seconds: of a pod that has
+        less of it than its template says.
+        """
+        self._commanded_grace = grace_seconds
         if present and not self._is_commanded:
             self._commanded_seconds = asyncio.get_running_loop().time()
         self._is_commanded = present
@@ -86,6 +109,8 @@ class DrainController:
 
     def end(self) -> None:
         """The process is to end; no command takes that back."""
+        if not self._is_ending:
+            self._ending_seconds = asyncio.get_running_loop().time()
         self._is_ending = True
         self._request_stop()
 

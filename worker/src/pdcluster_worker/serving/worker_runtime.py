@@ -111,7 +111,10 @@ class WorkerRuntime:
         handler = PeerRequestHandler(worker, hello, self._ledger, self._make_dispatcher())
         self._service = WorkerService(handler, refusals, self._make_verification())
         self._drain = DrainController(
-            lambda: worker.num_holding + self._ledger.unused_grants, self._announce, unacked
+            lambda: worker.num_holding + self._ledger.unused_grants,
+            self._announce,
+            unacked,
+            identity.grace_seconds,
         )
         worker.on_request = self._drain.poll
         worker.is_drain_noticed = lambda: self._drain.is_noticed
@@ -326,11 +329,20 @@ class WorkerRuntime:
     async def finish(self) -> None:
         """After `leave`: wait for whatever slipped in since, and from then on refuse everything."""
         await self._drain.drained()
+        self.refuse()
+
+    def refuse(self) -> None:
+        """Take nothing any more."""
         self.worker.has_ended = True
 
     async def next_role(self) -> Role:
         """Wait for a command of another role, and until nothing of the present one is left."""
         return await self._role_command.changed(self._drain.drained)
+
+    @property
+    def seconds_left(self) -> float:
+        """Until what runs has to be ended, once the process is to end."""
+        return self._drain.seconds_left
 
     @property
     def is_drained(self) -> bool:

@@ -154,6 +154,7 @@ HELD_POLL_SECONDS = 5.0  # While etcd does not answer
 class DrainPlan:
     workloads: tuple[Workload, ...]
     commands: frozenset[str]
+    graces: Mapping[str, int]  # of ending pods that have less time than usual; each has a command
     cut: tuple[str, ...]
     messages: Mapping[str, tuple[str, ...]]  # pods that drain or are held, by role
     # etcd has to be read, since the answer decides on a size or on a command
@@ -194,7 +195,8 @@ def plan_drain(
     error = None if worker_records is None else worker_records.error
     ended = [state for each, state in states.items() if each not in shrinks]
     kept = commanded.intersection(pod.name for state in ended for pod in state.pods)
-    commands = kept.union(*(shrink.commands for shrink in shrinks.values()))
+    graces = _graces(existing)
+    commands = kept.union(*(shrink.commands for shrink in shrinks.values()), graces)
     is_stale = worker_records is not None and error is None and commanded != commands
     is_waiting = is_stale or any(shrink.waits for shrink in shrinks.values())
     is_shrinking = any(
@@ -209,12 +211,18 @@ def plan_drain(
             if each not in going or shrinks[each.id].replicas
         ),
         commands=commands,
+        graces=graces,
         cut=tuple(sorted(pod for shrink in shrinks.values() for pod in shrink.cut)),
         messages=_messages(shrinks, error),
         # An old read is no ground to remove a pod.
         needs_worker_records=is_waiting or is_shrinking,
         requeue_after_seconds=poll_seconds if is_waiting else None,
     )
+
+
+def _graces(existing: Iterable[WorkloadState]) -> dict[str, int]:
+    pods = (pod for state in existing for pod in state.pods if pod.terminating)
+    return {pod.name: pod.grace_seconds for pod in pods if pod.grace_seconds is not None}
 
 
 def _role(identity: WorkloadId) -> tuple[str, str]:

@@ -128,6 +128,8 @@ class PodState:
     # that serves
     loading: str = ""
     gpus_per_replica: int = 0  # number of its accelerators; 0 = unknown
+    # of a terminating one, from SIGTERM to SIGKILL; None = as long as its template says
+    grace_seconds: int | None = None
     # of a worker of several pods, the one that has to be gone first; None = it is a pod itself
     first_ending: "EndingPod | None" = None
 

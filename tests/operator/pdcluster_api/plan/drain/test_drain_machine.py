@@ -1,11 +1,11 @@
-"""A random walk over sizes, requests, workers that read commands late, and an etcd that goes away
-or comes back empty.
+"""A random walk over sizes, requests, evictions, workers that read commands late, and an etcd that
+goes away or comes back empty.
 
-Checked at every step: no pod is removed while it has a request or may get one,
-replicas never fall below what is wanted, and while any worker is wanted not
-all that serve have drain commands.  At the end all requests end, etcd
-answers and all workers read their commands: then the pool has the wanted size, no
-worker that stays has a drain command, and planning again changes nothing.
+Checked at every step: no pod is removed while it has a request or may get one, unless it is
+evicted; replicas never fall below what is wanted; while any worker is wanted not all that serve
+have drain commands; and those that end with little time, and they alone, have a command with it.
+At the end all requests end, etcd answers and all workers read their commands: then the pool has the
+wanted size, no worker that stays has a drain command, and planning again changes nothing.
 """
 
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ class ModelledWorker:
     is_ready: it takes requests, unless it has a drain command; is_probed: its pod's readiness at
               the kubelet's last probe
     is_told:  command that it has read; record: its record in etcd, None = none
+    ends:     it was evicted; grace: with so little time, None = with the usual
     """
 
     is_ready: bool = False
@@ -39,6 +40,8 @@ class ModelledWorker:
     is_told: bool = False
     num_requests: int = 0
     record: str | None = None
+    ends: bool = False
+    grace: int | None = None
 
     @property
     def state(self) -> str:
@@ -96,10 +99,23 @@ class DrainMachine(RuleBasedStateMachine):
         worker.is_told = name(ordinal) in self.commands
         worker.record = worker.state
 
+    @rule(ordinal=ORDINALS, grace=st.none() | st.integers(0, 300))
+    def a_worker_is_evicted(self, ordinal: int, grace: int | None) -> None:
+        """Once more with less time, perhaps."""
+        if ordinal in self.workers:
+            worker = self.workers[ordinal]
+            worker.ends, worker.grace = True, grace if worker.grace is None else worker.grace
+
+    @rule(ordinal=ORDINALS)
+    def an_evicted_worker_has_ended(self, ordinal: int) -> None:
+        if ordinal in self.workers and self.workers[ordinal].ends:
+            self.workers[ordinal] = ModelledWorker()
+
     @rule(ordinal=ORDINALS)
     def a_worker_crashes(self, ordinal: int) -> None:
         if ordinal in self.workers:
-            self.workers[ordinal] = ModelledWorker()
+            before = self.workers[ordinal]
+            self.workers[ordinal] = ModelledWorker(ends=before.ends, grace=before.grace)
 
     # etcd, and the operator.
 
@@ -135,7 +151,14 @@ class DrainMachine(RuleBasedStateMachine):
             else WorkerRecords(records, frozenset(self.commands))
         )
         pods = [
-            pod_state(OF, ordinal, ready=worker.is_probed, node="n", started=worker.is_ready)
+            pod_state(
+                *(OF, ordinal),
+                ready=worker.is_probed,
+                node="n",
+                started=worker.is_ready,
+                terminating=worker.ends,
+                grace_seconds=worker.grace,
+            )
             for ordinal, worker in self.workers.items()
         ]
         plan = plan_drain(
@@ -148,7 +171,15 @@ class DrainMachine(RuleBasedStateMachine):
         replicas = plan.workloads[0].replicas
         assert plan.cut == ()
         assert replicas >= self.desired
-        serving = {ordinal for ordinal, worker in self.workers.items() if worker.is_ready}
+        ending = {name(each): worker for each, worker in self.workers.items() if worker.ends}
+        graces = {pod: worker.grace for pod, worker in ending.items() if worker.grace is not None}
+        assert plan.graces == graces
+        assert graces.keys() <= plan.commands
+        serving = {
+            ordinal
+            for ordinal, worker in self.workers.items()
+            if worker.is_ready and not worker.ends
+        }
         left = {
             ordinal
             for ordinal in serving
@@ -164,6 +195,8 @@ class DrainMachine(RuleBasedStateMachine):
             self.commands = set(plan.commands)
         for ordinal in range(replicas, self.replicas):
             worker = self.workers.pop(ordinal, ModelledWorker())
+            if worker.ends:
+                continue  # within its grace period
             assert not worker.num_requests, f"worker {ordinal} went with a request"
             assert worker.is_told or not worker.is_ready, (
                 f"worker {ordinal} went while it might get a request"
@@ -176,7 +209,7 @@ class DrainMachine(RuleBasedStateMachine):
         self.is_etcd_away = False
         for _ in range(4):
             for ordinal, worker in self.workers.items():
-                worker.num_requests = 0
+                worker.num_requests, worker.ends, worker.grace = 0, False, None
                 self.hear(ordinal)
                 worker.is_ready, worker.is_probed = True, not worker.is_told
             self.act(self.plan())

@@ -235,6 +235,20 @@ def test_a_workload_that_leaves_stays_until_all_have_drained():
     ).commands == frozenset(NAMES[:4])
 
 
+def test_an_ending_worker_with_little_time_gets_a_command_and_others_do_not():
+    ending = worker(0, ready=False, started=True, terminating=True, grace_seconds=25)
+    usual = worker(1, ready=False, started=True, terminating=True)
+    left = worker(2, grace_seconds=25)  # it does not end
+    state = existing(ending, usual, left)
+    for known in (worker_records("ready", "ready", "ready"), AWAY):
+        found = plan_drain([Workload(OF, 3)], (), [state], known, None)
+        assert (found.graces, found.commands) == ({NAMES[0]: 25}, {NAMES[0]})
+    gone = plan_drain(
+        [Workload(OF, 3)], (), [existing(worker(0))], worker_records("ready", commanded=(0,)), None
+    )
+    assert (gone.graces, gone.commands) == ({}, frozenset())
+
+
 CRASHES = {"ready": False, "problem": ("CrashLooping", "it ends")}
 DRAINS = {"ready": False, "started": True}
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from typing import Protocol
 
@@ -29,6 +29,7 @@ from pdcluster_worker.server.generation.formatter import (
 )
 from pdcluster_worker.server.generation.front_end import FrontEnd
 from pdcluster_worker.server.generation.sampling import ModelLimits
+from pdcluster_worker.server.http.open_answers import OpenAnswers
 from pdcluster_worker.server.schemas.structured import with_field
 from pdcluster_worker.server.text.events import Delta
 from pdcluster_worker.server.text.tokenizer import Tokenizer
@@ -112,6 +113,7 @@ class ServingContext:
     tenants: Tenants
     front_end: FrontEnd
     parsers: ModelParsers = NO_PARSERS
+    open_answers: OpenAnswers = field(default_factory=OpenAnswers)
 
     @property
     def model_name(self) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
 from hashlib import sha256
@@ -27,6 +27,7 @@ from pdcluster_worker.server.generation.generation import (
     WorkerView,
 )
 from pdcluster_worker.server.generation.sampling import specs_for
+from pdcluster_worker.server.http.open_answers import OpenAnswers
 from pdcluster_worker.server.http.raw_http import DIRECT_WRITER
 from pdcluster_worker.server.http.request_context import RequestContext
 from pdcluster_worker.server.schemas.requests import (
@@ -49,10 +50,17 @@ DEGRADED_HEADER = "x-pdcluster-degraded"
 
 class GenerationResponse(Response):
     def __init__(
-        self, generation: Generation, formatter: Formatter, names: RequestNames, *, stream: bool
+        self,
+        generation: Generation,
+        formatter: Formatter,
+        names: RequestNames,
+        open_answers: OpenAnswers,
+        *,
+        stream: bool,
     ) -> None:
         super().__init__()
         self._generation = generation
+        self._open_answers = open_answers
         self._formatter = formatter
         self._streams = stream
         self._names = names
@@ -77,11 +85,12 @@ class GenerationResponse(Response):
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         choices: list[list[Delta]] = [[] for _ in range(self._generation.num_choices)]
         async with aclosing(self._generation.deltas()) as deltas:
-            first = await anext(deltas)  # what this raises is a request that was refused
+            first = await self._first(deltas)
             choices[first.index].append(first)
             try:
-                async for delta in deltas:
-                    choices[delta.index].append(delta)
+                with self._open_answers.interruptible():
+                    async for delta in deltas:
+                        choices[delta.index].append(delta)
             except RequestError as e:
                 self._failure = reason(e)
                 await self._formatter.refused(e)(scope, receive, send)
@@ -89,10 +98,15 @@ class GenerationResponse(Response):
         body = self._formatter.whole(choices, self._generation.usage())
         await Response(body, headers=self._answer_headers("application/json"))(scope, receive, send)
 
+    async def _first(self, deltas: AsyncGenerator[Delta, None]) -> Delta:
+        """Raises RequestError where the request is refused."""
+        with self._open_answers.interruptible():
+            return await anext(deltas)
+
     async def _stream(self, send: Send, direct_writer: Reader[bytes] | None) -> None:
         formatter = self._formatter
         async with aclosing(self._generation.deltas()) as deltas:
-            first = await anext(deltas)
+            first = await self._first(deltas)
             headers = Response(
                 headers={**self._answer_headers(MEDIA_TYPE), "cache-control": "no-cache"}
             ).raw_headers
@@ -111,8 +125,9 @@ class GenerationResponse(Response):
                     events: Mapped[Delta, bytes]
                     events = Mapped(lambda delta: formatter.of(delta) or None, direct_writer)
                     self._generation.follow(events)
-                async for delta in deltas:
-                    await _send(send, formatter.of(delta))
+                with self._open_answers.interruptible():
+                    async for delta in deltas:
+                        await _send(send, formatter.of(delta))
                 end = formatter.end(self._generation.usage())
             except Exception as e:
                 shown = self._shown(e)
@@ -318,4 +333,5 @@ def respond(
     )
     operation = "text_completion" if isinstance(request, CompletionRequest) else "chat"
     ended = RequestNames(context.request_id, response_id, context.label, operation)
-    return GenerationResponse(Generation(serving, plan), formatter, ended, stream=streams)
+    generation = Generation(serving, plan)
+    return GenerationResponse(generation, formatter, ended, serving.open_answers, stream=streams)

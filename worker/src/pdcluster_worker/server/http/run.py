@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.server.http.connection import Addresses, HttpConnection
 from pdcluster_worker.server.http.limits import HttpLimits, LimitsNow, OpenConnections
+from pdcluster_worker.server.http.open_answers import OpenAnswers
 from pdcluster_worker.system.process import FILES_OF_RELAYED, fitting
 
 logger = logging.getLogger(__name__)
@@ -56,8 +57,11 @@ Front = Callable[[type[HttpConnection]], type[asyncio.Protocol]]
 
 
 class HttpServer(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, bound: socket.socket) -> None:
+    def __init__(
+        self, config: uvicorn.Config, bound: socket.socket, open_answers: OpenAnswers
+    ) -> None:
         super().__init__(config)
+        self.open_answers = open_answers
         self._stop_requested = asyncio.Event()
         host, self.port = bound.getsockname()[:2]
         self._unsent = UnackedResponses(host, self.port)
@@ -109,10 +113,13 @@ async def serve(
     port: int,
     limits: LimitsNow = HttpLimits,
     front: Front | None = None,
+    *,
+    open_answers: OpenAnswers | None = None,
 ) -> HttpServer:
     """Bind and serve.  Raises ConfigError when the address cannot be had.
 
-    front: what takes connections in place of ours, which it gets.
+    front:        what takes connections in place of ours, which it gets.
+    open_answers: of the application.
     """
     bound = _bind(host, port)
     files_each = 1 if front is None else FILES_OF_RELAYED
@@ -133,7 +140,7 @@ async def serve(
         server_header=False,
         backlog=_BACKLOG,
     )
-    return HttpServer(config, bound)
+    return HttpServer(config, bound, open_answers or OpenAnswers())
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -84,7 +84,8 @@ async def _embed(serving: ServingContext, body: EmbeddingRequest, context: Reque
     num_known = sum(len(each) for each in body.input if not isinstance(each, str))
     demand = Demand(num_known, num_inputs)
     with serving.limited(tenant, limits.priority or "normal", demand) as late:
-        answer = await serving.front_end.embed(body.model_dump(exclude_none=True))
+        with serving.open_answers.interruptible():
+            answer = await serving.front_end.embed(body.model_dump(exclude_none=True))
         num_tokens = num_embedded(answer)
         late.number = max(0, num_tokens - num_known)
     seconds = serving.clock() - context.arrival_seconds
