@@ -497,6 +497,13 @@ ACCEPTED: list[Change] = [
         at("spec.engine.kvCacheDtype", "int8"), at("spec.roles.decode.engine.kvCacheDtype", "int8")
     ),
     both(
+        at("spec.engine.quantization", "int8"), at("spec.roles.decode.engine.quantization", "int8")
+    ),
+    both(
+        at("spec.engine.allowMixedPrecision", True),
+        at("spec.roles.prefill.engine.quantization", "fp8_e4m3"),
+    ),
+    both(
         at("spec.engine.batchInvariant", True), at("spec.roles.decode.engine.batchInvariant", True)
     ),
     both(

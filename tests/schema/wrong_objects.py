@@ -841,6 +841,22 @@ BAD = [
         "for prefill; correct kvCacheDtype of one of them",
         fault_at="spec.roles.decode.engine.kvCacheDtype",
     ),
+    *(
+        wrong(
+            "spec.roles.decode.engine",
+            {"quantization": "int8", **fields},
+            "must be that of prefill, since decode goes on from KV that its weights compute, not "
+            "int8 for decode and none for prefill; correct quantization of one of them, or set "
+            "engine.allowMixedPrecision: true, without batchInvariant",
+            fault_at="spec.roles.decode.engine.quantization",
+        )
+        for fields in ({}, {"allowMixedPrecision": True})
+    ),
+    wrong(
+        "spec.engine.quantization",
+        "fp8",
+        "must be 'none', 'int8' or 'fp8_e4m3', not 'fp8'",
+    ),
     wrong(
         "spec.engine.kvCacheDtype",
         "fp8",

@@ -211,6 +211,15 @@ class EngineSpec(SpecSection):
     loss (docs/kv-blocks.md); fp8_e4m3 needs a GPU with FP8, or a CPU. Prefill and decode have the
     same. Default auto.
     """
+    quantization: Literal["none", "int8", "fp8_e4m3"] = "none"
+    """Precision in which the layers' weights are held: none = as the checkpoint has them; int8 and
+    fp8_e4m3 = quantized as they are loaded, 8 bits and a scale for each output, about half the
+    bytes of bf16, at some loss (docs/models.md). Embedding and head stay as they are. Default none.
+    """
+    allow_mixed_precision: bool = False
+    """Let workers pair whose weights are held in different precisions, by quantization of one role:
+    decode then goes on from KV that other weights computed. Not with batchInvariant. Default false.
+    """
     kv_cache_memory: Quantity = 1 << 30
     """Memory for KV blocks of one worker, in bytes or as a quantity such as 512Mi; ignored when
     numBlocks is given. Default 1Gi; on an accelerator deviceMemoryShare counts unless this is

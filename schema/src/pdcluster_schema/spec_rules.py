@@ -19,6 +19,7 @@ from pdcluster_schema.engine_rules import engine_rule, engine_rules, given, valu
 from pdcluster_schema.flexible_rules import flexible_rules
 from pdcluster_schema.kv_tier_rules import kv_tier_rules
 from pdcluster_schema.ports import MAX_ENGINES, MAX_RANKS
+from pdcluster_schema.precision_rule import precision_rule
 from pdcluster_schema.qos_rules import each_role, qos_rules
 from pdcluster_schema.rollout_rules import rollout_rules
 from pdcluster_schema.routing import PREFILL_PARTS
@@ -68,6 +69,7 @@ def spec_rules() -> Iterator[Cel | Rule]:
     """Rules of the spec."""
     yield from _accelerator_rules()
     yield from _pair_rules()
+    yield precision_rule()
     yield from _rank_rules()
     for role in COMPUTING:
         yield from engine_rules(role)

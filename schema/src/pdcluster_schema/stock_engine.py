@@ -30,6 +30,8 @@ STOCK_ONLY = ("image", "command", "args", "env", "kvTransfer", "allowUnknownVers
 PDCLUSTER_ONLY = (
     "device",
     "kvCacheDtype",
+    "quantization",
+    "allowMixedPrecision",
     "transport",
     "transferBandwidth",
     "verifyTransfers",

@@ -30,6 +30,9 @@ def facts(**changes: Any) -> Hello:
     return replace(mine, **changes)
 
 
+MIXED = facts(precision="bfloat16", mixes_precisions=True)
+
+
 def test_engines_of_two_versions_are_to_get_one() -> None:
     _, reason = mismatch(facts(kind="vllm-0.31.0-nixl"), facts(kind="vllm-0.32.0-nixl")) or ("", "")
 
@@ -65,6 +68,8 @@ def test_every_field_of_the_geometry_is_compared() -> None:
             for one, other in [(2, 1), (1, 2), (2, 4), (8, 2), (3, 3)]
         ),
         (facts(operations="cpu amx"), facts(operations="cpu amx")),
+        (facts(precision="int8"), facts(precision="int8")),
+        (MIXED, replace(MIXED, precision="int8")),
         (ROUTER, facts(tensor_parallel_size=3, operations="cpu amx", model="chat")),
         (facts(tensor_parallel_size=3, operations="cpu amx", model="chat"), ROUTER),
         (ROUTER, facts()),  # of an older worker, which does not say its model
@@ -101,6 +106,19 @@ def test_pair_matches(mine: Hello, theirs: Hello) -> None:
             facts(weights="bb22"),
             "weights",
             "weights fingerprint is aa11 here and bb22 at the peer",
+        ),
+        (
+            facts(precision="bfloat16"),
+            facts(precision="int8"),
+            "precision",
+            "engine.quantization for both, or engine.allowMixedPrecision: true for both",
+        ),
+        (facts(precision="bfloat16"), replace(MIXED, precision="int8"), "precision", ""),
+        (
+            replace(MIXED, operations="cpu amx"),
+            replace(MIXED, precision="int8", operations="cpu amx"),
+            "precision",
+            "without engine.batchInvariant",
         ),
         (facts(), facts(revision="r2"), "revision", "revision is r1 here and r2 at the peer"),
         (
@@ -139,3 +157,9 @@ def test_pair_is_refused_by_both_sides_with_both_values(
     assert back is not None
     assert found[0] == back[0] == label
     assert words in found[1]
+
+
+def test_a_refusal_for_the_precision_names_both() -> None:
+    _, reason = mismatch(facts(precision="bfloat16"), facts(precision="int8")) or ("", "")
+
+    assert reason.startswith("weights are held in bfloat16 here and in int8 at the peer: set")

@@ -221,6 +221,8 @@ class _PoolFit:
         factor = 1.0
         if not model.is_quantized:
             factor = self._itemsize() / (4 if model.dtype in _WIDE else 2)
+            if engine.quantization != "none":
+                factor *= 1 / self._itemsize()
             if engine.is_stock and self._flags.get("quantization"):
                 factor *= 0.5 if precision_of(engine) == "fp8" else 0.25
         return int(model.num_bytes * factor / ranks)

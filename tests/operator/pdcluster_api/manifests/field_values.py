@@ -10,6 +10,8 @@ ENGINE_VALUES: dict[str, Any] = {
     "maxModelLen": 99,
     "prefixCaching": False,
     "kvCacheDtype": "int8",
+    "quantization": "int8",
+    "allowMixedPrecision": True,
     "kvCacheMemory": "2Gi",
     "deviceMemoryShare": 0.9,
     "numBlocks": 9,

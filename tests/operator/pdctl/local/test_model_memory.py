@@ -83,6 +83,8 @@ def test_a_length_that_no_worker_holds_is_refused_with_the_largest_that_it_does(
             "and mixed/m (2 x H100) has 3.1 GB",
         ),
         ("H100", {**VLLM, "args": ["-q", "fp8"], "maxModelLen": 4096}, LLAMA_70B, 141.0, None),
+        ("H100", {"maxModelLen": 4096}, LLAMA_70B, 141.0, "has 0 GB for it"),
+        ("H100", {"maxModelLen": 4096, "quantization": "int8"}, LLAMA_70B, 141.0, None),
         ("H200", {**VLLM, "tensorParallelSize": 8}, DEEPSEEK_R1, 688.0, None),
         ("H100", {**VLLM, "tensorParallelSize": 8}, DEEPSEEK_R1, 688.0, "has 0 GB for it"),
         ("H100", VLLM, {**GPT_OSS_120B, "quantization_config": {"a": 1}}, 65.0, None),

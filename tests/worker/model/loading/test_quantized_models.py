@@ -29,8 +29,9 @@ def write(tiny_folder, tmp_path):
     return write
 
 
-def load(folder, dtype="float32"):
-    return load_model(folder, dtype, block_size=BLOCK_SIZE, threads=1, max_model_len=512)
+def load(folder, dtype="float32", **settings):
+    sizes = {"block_size": BLOCK_SIZE, "threads": 1, "max_model_len": 512}
+    return load_model(folder, dtype, **sizes, **settings)
 
 
 def logits_of(loaded):
@@ -168,3 +169,41 @@ def test_a_config_says_which_layers_by_name_or_pattern(write):
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"q_proj.weight is torch.int8.*not .* numbers"):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    ("precision", "name"), [("int8", "int8-channel"), ("fp8_e4m3", "fp8-channel")]
+)
+def test_weights_that_are_quantized_as_they_are_loaded_are_near_their_own(
+    precision, name, tiny_folder, write
+):
+    """They take what a checkpoint of them does, and are of the same model."""
+    own = load(tiny_folder("qwen2"))
+    found = load(tiny_folder("qwen2"), quantization=precision)
+    assert (found.info.weights, found.info.precision) == (own.info.weights, precision)
+    assert own.info.precision == "float32"
+    assert found.weight_bytes == load(write(name)).weight_bytes
+    difference = (logits_of(found) - logits_of(own)).norm() / logits_of(own).norm()
+    assert 0 < difference < (0.06 if precision == "int8" else 0.3)
+
+
+def test_head_and_embedding_are_not_quantized_as_they_are_loaded(tiny_folder):
+    checkpoint = load(tiny_folder("qwen2"), quantization="int8").checkpoint
+    assert isinstance(checkpoint.head.weight, torch.Tensor)
+    assert isinstance(checkpoint.linear("model.layers.0.mlp.up_proj").weight, QuantizedWeight)
+
+
+def test_weights_are_not_quantized_twice(write):
+    with pytest.raises(ModelError, match=r"is int8, and .* in fp8_e4m3 already: leave"):
+        load(write("fp8-blocks"), quantization="int8")
+
+
+def test_only_our_decoder_quantizes(tiny_folder):
+    with pytest.raises(ModelError, match="quantization is int8, which needs our own decoder: "):
+        load(tiny_folder("olmo2"), quantization="int8")
+
+
+def test_weights_that_are_not_finite_are_not_quantized(tiny_folder, write):
+    folder = changed(write("int8-channel", dense=True), "weight", lambda x: x * torch.inf)
+    with pytest.raises(ModelError, match="up_proj has weights that are not finite"):
+        logits_of(load(folder, quantization="int8"))

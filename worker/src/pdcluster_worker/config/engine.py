@@ -24,7 +24,8 @@ OwnPort = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 # fmt: off
 OURS_ALONE = (
-    "device", "kv_cache_dtype", "kv_cache_memory", "device_memory_share", "num_blocks", "threads",
+    "device", "kv_cache_dtype", "quantization", "allow_mixed_precision",
+    "kv_cache_memory", "device_memory_share", "num_blocks", "threads",
     "transport", "transfer_bandwidth", "verify_transfers", "fence_timeout_seconds",
     "admission_watermark", "batch_invariant", "scheduler", "scheduling_policy",
     "long_prefill_token_threshold", "chunked_prefill", "tbt_slo_milliseconds",
@@ -103,6 +104,7 @@ class KvTierConfig(Section, frozen=True):
 
 
 KvCacheDtype = Literal["auto", "bf16", "fp8_e4m3", "int8"]
+WeightQuantization = Literal["none", "int8", "fp8_e4m3"]
 
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKER_RANKS)]
 
@@ -119,6 +121,8 @@ class EngineConfig(Section, frozen=True):
     max_model_len: Positive | None = None  # None = what the model and the KV cache allow
     prefix_caching: bool = True
     kv_cache_dtype: KvCacheDtype = "auto"  # auto = the model's
+    quantization: WeightQuantization = "none"  # of weights that the checkpoint has not quantized
+    allow_mixed_precision: bool = False  # pair with workers whose weights have another one
     kv_cache_memory: Positive = 1 << 30  # ignored with num_blocks
     device_memory_share: Share | None = None  # for weights, KV blocks and steps of a GPU
     num_blocks: Positive | None = None

@@ -72,7 +72,9 @@ def _open_shared(
 class BlockFacts(msgspec.Struct, frozen=True):
     """Facts that the bytes of a block depend on, beside its tokens."""
 
-    weights: str  # fingerprint
+    weights: str  # fingerprint, whatever their precision
     geometry: KVGeometry
     operations: str  # that compute: others differ in the last bits
     is_invariant: bool  # bits do not depend on the batch that a block was computed in
+    precision: str = ""  # of the weights
+    is_mixed: bool = False  # blocks may have come from weights of another precision

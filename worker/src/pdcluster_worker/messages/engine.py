@@ -145,6 +145,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     restarts_grammar: bool = False  # it cannot go on with a structured answer that has begun
     prefix_caching: bool = True  # KV of a prompt is found whole by others that begin like it
     length_note: str = ""  # why max_model_len is lower than the model's own; empty where it is not
+    precision: str = ""  # of the layers' weights; empty = not said by a stock engine
 
     @property
     def hands_over_kv(self) -> bool:

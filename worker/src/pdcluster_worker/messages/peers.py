@@ -118,7 +118,7 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     engine_id: Name
     role: str
     geometry: KVGeometry
-    weights: str  # fingerprint
+    weights: str  # fingerprint, whatever their precision
     revision: str
     tensor_parallel_size: Annotated[int, Meta(ge=1)] = 1
     operations: str = ""  # as "cpu amx", where engine.batchInvariant promises equal bits
@@ -128,6 +128,8 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     max_batched_tokens: Count = 0  # of one step of all its engines; 0 = unknown
     restarts_grammar: bool = False  # as in `EngineReady`
     hands_over_kv: bool = False  # likewise
+    precision: str = ""  # of the layers' weights, as int8; empty = a stock engine's own
+    mixes_precisions: bool = False  # engine.allowMixedPrecision
 
     @property
     def has_engine(self) -> bool:

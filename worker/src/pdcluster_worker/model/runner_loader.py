@@ -106,6 +106,7 @@ def _open(
         max_model_len=engine.max_model_len,
         threads=engine.threads if ranks is None else rank_threads(engine),
         kv_dtype=engine.kv_cache_dtype,
+        quantization=engine.quantization,
     )
     loaded = with_adapters(loaded, model.adapter_paths)
     try:

@@ -26,6 +26,12 @@ def mismatch(mine: Hello, theirs: Hello) -> tuple[str, str] | None:
             f"weights fingerprint is {mine.weights} here and {theirs.weights} at the peer; load "
             "the same model files and adapters on both workers"
         )
+    if moves_kv and not _fits(mine, theirs):
+        return "precision", (
+            f"weights are held in {mine.precision} here and in {theirs.precision} at the peer: set "
+            "the same engine.quantization for both, or engine.allowMixedPrecision: true for both, "
+            "without engine.batchInvariant, where decode may go on from KV of other weights"
+        )
     if mine.revision != theirs.revision:
         return "revision", (
             f"revision is {mine.revision} here and {theirs.revision} at the peer; only workers of "
@@ -53,6 +59,13 @@ def mismatch(mine: Hello, theirs: Hello) -> tuple[str, str] | None:
             "level that both have, or leave engine.batchInvariant out"
         )
     return None
+
+
+def _fits(mine: Hello, theirs: Hello) -> bool:
+    """Return whether the weights have one precision, or both sides take KV of another one."""
+    return mine.precision == theirs.precision or (
+        mine.mixes_precisions and theirs.mixes_precisions and not mine.operations
+    )
 
 
 def _geometry_reason(mine: KVGeometry, theirs: KVGeometry) -> str:

@@ -230,7 +230,11 @@ def open_kv_tiers(
         )
     reserve = reserve_pinned if is_cuda else partial(reserve_private, "engine.kvTiers", fix=LOWER)
     operations = runner.forward.operations.name
-    facts = BlockFacts(info.weights, info.geometry, operations, engine.batch_invariant)
+    facts = BlockFacts(
+        *(info.weights, info.geometry, operations, engine.batch_invariant),
+        precision=info.precision,
+        is_mixed=engine.allow_mixed_precision,
+    )
     return open_tiers(engine.kv_tiers, memory, facts, reserve, wake)
 
 
@@ -311,6 +315,7 @@ def _ready(
         geometry=info.geometry,
         weights=info.weights,
         dtype=info.dtype,
+        precision=info.precision,
         num_blocks=settings.num_blocks,
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,

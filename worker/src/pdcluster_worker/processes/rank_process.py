@@ -59,6 +59,7 @@ class RankProcess:
             max_model_len=setup.engine.max_model_len,
             threads=setup.threads,
             kv_dtype=setup.engine.kv_cache_dtype,
+            quantization=setup.engine.quantization,
         )
         loaded = with_adapters(loaded, setup.model.adapter_paths)
         if loaded.checkpoint is None:

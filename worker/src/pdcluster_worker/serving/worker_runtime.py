@@ -68,6 +68,8 @@ def hello_of(config: WorkerConfig, worker_id: str, facts: EngineReady | None) ->
         vocab_size=facts.vocab_size,
         restarts_grammar=facts.restarts_grammar,
         hands_over_kv=facts.hands_over_kv,
+        precision=facts.precision,
+        mixes_precisions=config.engine.allow_mixed_precision,
     )
 
 

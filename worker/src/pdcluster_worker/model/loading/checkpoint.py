@@ -15,13 +15,18 @@ from torch import Tensor
 
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.loading.architecture import Architecture
-from pdcluster_worker.model.loading.quantization import WeightScheme
-from pdcluster_worker.model.loading.stored_weights import PARTS, StoredWeight, stored_weight
+from pdcluster_worker.model.loading.quantization import Precision, WeightScheme
+from pdcluster_worker.model.loading.stored_weights import (
+    PARTS,
+    PRECISIONS,
+    StoredWeight,
+    stored_weight,
+)
 from pdcluster_worker.model.loading.support import UnsupportedArchError
 from pdcluster_worker.model.ops.adapters import Adapter
-from pdcluster_worker.model.ops.quantized_weight import Weight
+from pdcluster_worker.model.ops.quantized_weight import Weight, quantize_rows
 
-_WEIGHT = ".weight"
+_WEIGHT, _LAYERS = ".weight", "model.layers."
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 
 
@@ -40,12 +45,20 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]  # by name, in the files' dtypes; none of `quantized`
     quantized: Mapping[str, StoredWeight]  # by the name of the linear layer
     adapters: tuple[Adapter, ...] = ()
+    quantization: Precision | None = None  # in which weights of layers are read; None = their own
 
     def linear(self, name: str) -> Linear:
         """Raises ModelError for quantized weights that are not finite."""
-        stored = self.quantized.get(name)
-        weight = self.tensors[f"{name}.weight"] if stored is None else stored.read()
-        return Linear(weight, self.tensors.get(f"{name}.bias"))
+        bias = self.tensors.get(f"{name}.bias")
+        if name in self.quantized:
+            return Linear(self.quantized[name].read(), bias)
+        weight = self.tensors[f"{name}.weight"]
+        if self.quantization is None or not name.startswith(_LAYERS):
+            return Linear(weight, bias)
+        quantized = quantize_rows(weight, PRECISIONS[self.quantization])
+        if not quantized.scales.isfinite().all():
+            raise ModelError(f"{name} has weights that are not finite: copy the model again")
+        return Linear(quantized, bias)
 
     def shape(self, name: str) -> Sequence[int]:
         """Outputs and inputs of a linear layer."""
@@ -59,13 +72,22 @@ class Checkpoint:
     @property
     def precision(self) -> str:
         """Dtype of the weights of products: that of computation, or int8 or fp8_e4m3."""
+        if self.quantization is not None:
+            return self.quantization
         found = sorted({stored.scheme.precision for stored in self.quantized.values()})
         return " and ".join(found) or str(self.dtype).removeprefix("torch.")
 
     @property
     def num_bytes(self) -> int:
-        dense = sum(tensor.numel() for tensor in self.tensors.values()) * self.dtype.itemsize
-        return dense + sum(stored.num_bytes for stored in self.quantized.values())
+        return sum(map(self._bytes_of, self.tensors)) + sum(
+            stored.num_bytes for stored in self.quantized.values()
+        )
+
+    def _bytes_of(self, name: str) -> int:
+        tensor = self.tensors[name]
+        if self.quantization is None or not name.startswith(_LAYERS) or tensor.dim() < 2:
+            return tensor.numel() * self.dtype.itemsize
+        return tensor.numel() + 4 * len(tensor)
 
 
 def open_checkpoint(

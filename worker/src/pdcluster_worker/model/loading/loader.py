@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import torch
 
-from pdcluster_worker.config.engine import KvCacheDtype
+from pdcluster_worker.config.engine import KvCacheDtype, WeightQuantization
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.loading.architecture import read_architecture
 from pdcluster_worker.model.loading.checkpoint import Checkpoint, open_checkpoint
-from pdcluster_worker.model.loading.quantization import WeightScheme, read_schemes
+from pdcluster_worker.model.loading.quantization import Precision, WeightScheme, read_schemes
 from pdcluster_worker.model.loading.support import (
     Config,
     UnsupportedArchError,
@@ -75,6 +75,7 @@ def load_model(
     max_model_len: int | None = None,
     threads: int = 0,
     kv_dtype: KvCacheDtype = "auto",
+    quantization: WeightQuantization = "none",
 ) -> LoadedModel:
     """dtype:         bfloat16 or float32.
     max_model_len: upper bound; None = the model's own.
@@ -104,6 +105,8 @@ def load_model(
         logger.info("the model is loaded by transformers' code, which is slower: %s", e)
         loaded = _load_module(path, config, kind, block_size, max_model_len)
         loaded = replace(loaded, reason=str(e))
+    if quantization != "none":
+        loaded = _quantized(loaded, quantization)
     geometry = stored_in(loaded.info.geometry, kv_dtype)
     loaded = replace(loaded, info=replace(loaded.info, geometry=geometry))
     text = "loaded model path=%s dtype=%s threads=%d seconds=%.1f"
@@ -118,6 +121,24 @@ def stored_in(geometry: KVGeometry, kv_dtype: KvCacheDtype) -> KVGeometry:
     if dtype == geometry.dtype:
         return geometry
     return msgspec.structs.replace(geometry, dtype=dtype, computed_dtype=geometry.dtype)
+
+
+def _quantized(loaded: LoadedModel, precision: Precision) -> LoadedModel:
+    """Raises ModelError for weights that are quantized already, or not our decoder's."""
+    field, checkpoint = f"engine.quantization is {precision}", loaded.checkpoint
+    if checkpoint is None:
+        raise ModelError(f"{field}, which needs our own decoder: {loaded.reason}; leave it out")
+    if checkpoint.quantized:
+        raise ModelError(
+            f"{field}, and the model's weights are in {checkpoint.precision} already: leave it out"
+        )
+    checkpoint = replace(checkpoint, quantization=precision)
+    return replace(
+        loaded,
+        info=replace(loaded.info, precision=precision),
+        checkpoint=checkpoint,
+        weight_bytes=checkpoint.num_bytes,
+    )
 
 
 def _load_checkpoint(

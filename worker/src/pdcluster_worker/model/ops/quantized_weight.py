@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pdcluster_worker.model.ops.stored_kv import LEAST, TOPS
+
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
@@ -45,6 +47,18 @@ class QuantizedWeight:
 
 
 Weight = Tensor | QuantizedWeight
+
+
+def quantize_rows(weight: Tensor, dtype: torch.dtype) -> QuantizedWeight:
+    """Quantize to the nearest, with one scale for each row: its greatest becomes the greatest code.
+
+    The scale of a row that is not finite is not either.
+    """
+    wide = weight.float()
+    scales = (wide.abs().amax(1, keepdim=True) / TOPS[dtype]).clamp(min=LEAST)
+    exact = (wide / scales).clamp(-TOPS[dtype], TOPS[dtype])
+    codes = (exact.round() if dtype == torch.int8 else exact).to(dtype).view(torch.int8)
+    return QuantizedWeight(codes, scales, weight.shape[1], dtype)
 
 
 def rows_of(weight: Weight, share: slice) -> Weight:
