@@ -13,11 +13,22 @@ from tests.system.reader import Reader, blocks
 from tests.system.waiting import wait_for
 
 ELSEWHERE = ("docker build", "helm install")  # the rig builds; the fixture installs the chart
-HERE = {"hugging-face.yaml": "chat.yaml", "/hub": f"/{NAME}", "hub-": f"{NAME}-"}
+HERE = {
+    "hugging-face.yaml": "chat.yaml",
+    "/hub": f"/{NAME}",
+    "hub-": f"{NAME}-",
+    "pdc hub": f"pdc {NAME}",
+}
+PATCH = f"kubectl patch pdc {NAME} --type=merge --patch"
 SHOWN = {  # block, by how it begins: words that its output has
     "kubectl apply": ("condition met", NAME, "READY"),
     "curl": ("x-pdcluster-prefill: remote", "Paris"),
     "kubectl scale": ("scaled",),
+    f'{PATCH} \'{{"spec": {{"engine": {{"kvCacheMemory": "32Mi"': (
+        *("patched", "condition met", "ConfigurationRefused"),
+        *("engine.maxModelLen=2048 does not fit", "goes on serving"),
+    ),
+    PATCH: ("patched", "condition met"),
     "pdctl plan": (NAME, "StatefulSet"),
 }
 FORWARDING = "kubectl port-forward "
@@ -42,7 +53,7 @@ def test_every_block_does_what_the_page_says(chat: Kubernetes) -> None:
             assert words is not None, f"say in SHOWN what a reader should see of\n{block}"
             output = reader.type(block)
             assert all(word in output for word in words), f"{block}\n{output}"
-    wait_for_workers(chat, prefill=1, decode=2)
+    wait_for_workers(chat, prefill=1, decode=1)
 
 
 @contextmanager
