@@ -12,6 +12,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def opened(kind: WeightQuantization, options: argparse.Namespace) -> Measured:
 def time_steps(measured: Measured) -> None:
     runner = measured.runner
     cases: dict[str, Callable[[], Batch]] = {
-        f"decode{count}": lambda count=count: decodes(count) for count in DECODES
+        f"decode{count}": partial(decodes, count) for count in DECODES
     }
     cases[f"prompt{PROMPT}"] = prompt
     for name, make in cases.items():

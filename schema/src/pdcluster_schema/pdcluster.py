@@ -354,7 +354,7 @@ class PDClusterSpec(SpecSection):
         pools = (pool for role in self.roles.computing().values() for pool in role.pools)
         has_front = self.roles.router is not None or self.roles.picker is not None
         on_accelerators = any(pool.gpu != NO_ACCELERATOR for pool in pools)
-        rolls = self.rollout.asks_rolling or (on_accelerators and not has_front)
+        rolls = self.rollout.implies_rolling or (on_accelerators and not has_front)
         return "Rolling" if rolls else "BlueGreen"
 
     @property

@@ -143,7 +143,7 @@ class RolloutSpec(SpecSection):
             cel="self.?strategy.orValue('Rolling') != 'Rolling' || !has(self.maxSurge) || "
             f"!({_is_0('maxSurge')}) || has(self.maxUnavailable) && !({_is_0('maxUnavailable')})",
             holds=lambda spec: (
-                not spec.asks_rolling or not {spec.surge, spec.unavailable} <= {0, "0%"}
+                not spec.implies_rolling or not {spec.surge, spec.unavailable} <= {0, "0%"}
             ),
             reason="and maxUnavailable are 0, so no worker could be replaced",
             fix="set one of them to 1 or more",
@@ -152,7 +152,7 @@ class RolloutSpec(SpecSection):
     )
 
     @property
-    def asks_rolling(self) -> bool:
+    def implies_rolling(self) -> bool:
         """True if it names Rolling, or gives fields that are for it alone."""
         if self.strategy is not None:
             return self.strategy == "Rolling"

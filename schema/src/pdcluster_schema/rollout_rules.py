@@ -12,7 +12,7 @@ def rollout_rules() -> Iterator[Rule]:
         cel=f"!(has(self.rollout) && (has(self.rollout.strategy) ? self.rollout.strategy == "
         f"'Rolling' : ({given}))) || !has(self.roles.router) && !has(self.roles.picker)",
         holds=lambda spec: (
-            not spec.rollout.asks_rolling or not (spec.roles.router or spec.roles.picker)
+            not spec.rollout.implies_rolling or not (spec.roles.router or spec.roles.picker)
         ),
         reason="Rolling is for clusters without routers and pickers of their own, which lead to "
         "workers of one revision alone",
