@@ -246,7 +246,6 @@ def test_defaults_of_a_family_are_those_of_transformers(kind):
         ("llama", {"max_position_embeddings": ...}, "max_position_embeddings is missing"),
         ("llama", {"max_position_embeddings": "64"}, "max_position_embeddings is 64"),
         ("llama", {"layer_types": 5}, "a field of config.json has a wrong type: 'int' object"),
-        ("llama", {"quantization_config": {"bits": 4}}, "its weights are quantized"),
         ("llama", {"rope_parameters": {"rope_type": "longrope"}}, "its rotary embedding is longr"),
         ("llama", {"rope_parameters": [1]}, "rope_parameters is [1]"),
         ("qwen2", {"rope_parameters": {"full_attention": {"rope_theta": 7.0}}}, "rope_parameters"),

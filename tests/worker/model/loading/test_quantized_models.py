@@ -1,5 +1,6 @@
 """Checkpoints with weights in 8 bits: what they compute, what they take, and what is refused."""
 
+import itertools
 import json
 
 import pytest
@@ -9,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loading.loader import load_model
-from pdcluster_worker.model.loading.quantization import read_schemes
+from pdcluster_worker.model.loading.quantization import read_schemes, scheme_of
 from pdcluster_worker.model.ops.quantized_weight import QuantizedWeight
 from pdcluster_worker.model.runner_loader import assemble
 from pdcluster_worker.model.step_plan import StepLimits
@@ -86,6 +87,14 @@ def weights(**fields):
     return group(weights={**own, **fields})
 
 
+def fp8_with(**inputs):
+    """A group with FP8 weights whose activations are said to be floats, quantized in this way."""
+    found = settings(KINDS["fp8-channel"])
+    own = found["config_groups"]["group_0"]
+    inputs = {"type": "float", **inputs}
+    return {**found, "config_groups": {"a": {**own, "input_activations": inputs}}}
+
+
 FP8 = settings(KINDS["fp8-blocks"])
 INT8_INPUT = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}
 
@@ -96,19 +105,34 @@ INT8_INPUT = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"
         ({"quant_method": "gptq", "bits": 4}, "quant_method is gptq"),
         ({"quant_method": "awq", "bits": 4}, "quant_method is awq"),
         ({"quant_method": "mxfp4"}, "quant_method is mxfp4"),
+        ({"bits": 4}, "quant_method is None"),
         (weights(num_bits=4), "weights have 4 bits of type int, not 8"),
         (weights(symmetric=False), "weights.symmetric is false"),
         (weights(actorder="group"), "weights.actorder is group"),
-        (weights(group_size=None), "weights.group_size is missing"),
+        (weights(group_size=None), "weights.group_size is None, not a number of columns above 0"),
+        (weights(group_size=-1), "weights.group_size is -1, not a number"),
+        (weights(group_size=32.5), "weights.group_size is 32.5, not a number"),
+        (
+            weights(strategy="block", block_structure=[0, 128]),
+            r"block_structure is \[0, 128\], not",
+        ),
+        (group(targets="Linear"), "targets is Linear, not a list"),
+        (group(targets=[1]), r"targets is \[1\], not a list"),
+        (group(targets=["re:*up"]), r"targets has re:\*up, which is no pattern"),
         (weights(strategy="tensor_group"), "weights.strategy is tensor_group"),
         (group(format="nvfp4-pack-quantized"), "format is nvfp4-pack-quantized, not one of"),
         (group(input_activations=INT8_INPUT), "input_activations are quantized to dynamic int8"),
+        (fp8_with(num_bits=8), "input_activations are quantized to static float8"),
+        (fp8_with(num_bits=8, dynamic="local"), "quantized to local float8"),
+        (fp8_with(num_bits=4, dynamic=True), "quantized to dynamic float4"),
         (group(output_activations=INT8_INPUT), "output_activations are quantized"),
         ({**group(), "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is set"),
         ({**group(), "sparsity_config": {"format": "sparse-24"}}, "sparse-24, not dense"),
         ({**group(), "config_groups": {}}, "config_groups is empty"),
         ({**group(), "config_groups": ["a"]}, "cannot be read"),
         ({**FP8, "activation_scheme": "static"}, "activation_scheme is static, not dynamic"),
+        ({**FP8, "weight_block_size": [0, 128]}, r"weight_block_size is \[0, 128\], not \[rows"),
+        ({**FP8, "weight_block_size": 128}, "weight_block_size is 128, not"),
         ({**FP8, "scale_fmt": "ue8m0"}, "scale_fmt is ue8m0, not float"),
         ({**FP8, "modules_to_convert": ["embed_tokens"]}, "modules_to_convert"),
     ],
@@ -137,8 +161,20 @@ def changed(folder, name, change):
     ("name", "part", "change", "reason"),
     [
         ("int8-groups", "weight_scale", lambda x: x[:, 1:].contiguous(), r"not \[128, 2\] numbers"),
+        (
+            *("int8-groups", "weight_scale", lambda x: x.t().contiguous()),
+            r"bfloat16 \[2, 128\], not \[128, 2\]",
+        ),
+        (
+            *("fp8-blocks", "weight_scale_inv", lambda x: x.t().contiguous()),
+            r"float32 \[2, 4\], not \[4, 2\]",
+        ),
         ("int8-groups", "weight_packed", lambda x: None, "up_proj.weight_packed is missing"),
         ("int8-channel", "weight_scale", lambda x: None, r"up_proj.weight is torch.int8"),
+        (
+            *("fp8-blocks", "weight_scale_inv", lambda x: None),
+            r"up_proj.weight is torch.float8_e4m3fn.*not \[128, 64\] numbers of 16 or 32 bits",
+        ),
         ("int8-channel", "weight", lambda x: x.float(), r"is torch.float32.*not torch.int8"),
         ("int8-channel", "weight_zero_point", lambda x: torch.zeros(1), "has zero points"),
         ("int8-packed", "weight_g_idx", lambda x: torch.zeros(1), "has reordered groups"),
@@ -157,10 +193,46 @@ def test_tensors_that_do_not_fit_their_config_are_refused(name, part, change, re
         logits_of(load(folder))
 
 
+def without_config(folder):
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["llama", "olmo2"])
+@pytest.mark.parametrize("name", ["int8-channel", "fp8-channel"])
+def test_scales_that_no_config_tells_of_are_refused(name, kind, write):
+    """A config.json of the model in 16 bits beside quantized weights, or of another tool's."""
+    with pytest.raises(ModelError, match=r"weight_scale is a scale.*no quantization_config.*vllm"):
+        load(without_config(write(name, kind)))
+
+
+def test_the_group_that_names_a_layer_most_closely_says_its_scheme():
+    """As compressed-tensors chooses: a name, then a pattern, then the class; in any order."""
+    own = settings(KINDS["int8-channel"])
+    base = own["config_groups"]["group_0"]
+    layers = ["Linear"], ["re:.*down_proj", "re:.*k_proj"], ["a.k_proj"]
+    fp8 = {**base["weights"], "type": "float"}
+    for order in itertools.permutations(range(3)):
+        groups = {
+            str(at): {
+                **(base if at != 1 else {**base, "weights": fp8, "format": "float-quantized"}),
+                "targets": layers[at],
+            }
+            for at in order
+        }
+        schemes = read_schemes({"quantization_config": {**own, "config_groups": groups}})
+        found = [
+            scheme_of(name, schemes).precision for name in ("a.down_proj", "a.k_proj", "a.q_proj")
+        ]
+        assert found == ["fp8_e4m3", "int8", "int8"], order
+
+
 def test_a_config_says_which_layers_by_name_or_pattern(write):
     schemes = read_schemes({"quantization_config": group(targets=["re:.*mlp.*", "a.q_proj"])})
-    assert [schemes[0].is_for(name) for name in ("x.mlp.up_proj", "a.q_proj", "b.q_proj")] == [
-        *(True, True, False)
+    assert [scheme_of(name, schemes) for name in ("x.mlp.up_proj", "a.q_proj", "b.q_proj")] == [
+        *(schemes[0], schemes[0], None)
     ]
     folder = write("int8-channel")
     config = json.loads((folder / "config.json").read_text())

@@ -110,9 +110,11 @@ def open_checkpoint(
     if missing := sorted(shapes.keys() - tensors.keys()):
         raise UnsupportedArchError(f"its files lack weights: {', '.join(missing[:3])}")
     for name, shape in shapes.items():
-        if tensors[name].shape != shape or not tensors[name].is_floating_point():
+        kind = tensors[name].dtype
+        if tensors[name].shape != shape or not kind.is_floating_point or kind.itemsize < 2:
+            given = f"{kind} {[*tensors[name].shape]}"
             raise UnsupportedArchError(
-                f"{name} is {tensors[name].dtype} {[*tensors[name].shape]}, not {[*shape]} numbers"
+                f"{name} is {given}, not {[*shape]} numbers of 16 or 32 bits"
             )
     if head is not None and not torch.equal(head, tensors[EMBEDDING]):
         raise UnsupportedArchError(f"{HEAD} differs from the embedding that it is tied to")

@@ -29,14 +29,21 @@ class WeightScheme:
     scale: str = "weight_scale"  # name of the tensor, beside `weight`
     targets: tuple[str, ...] = ("Linear",)
 
-    def is_for(self, module: str) -> bool:
-        """Return whether it is that of a linear layer of this name."""
-        return any(
-            re.match(target[3:], module) is not None
-            if target.startswith("re:")
-            else target in ("Linear", module)
-            for target in self.targets
-        )
+    def fit(self, module: str) -> int:
+        """Return 3 where it names a linear layer, 2 by a pattern, 1 by its class, else 0."""
+        return max((_fit(target, module) for target in self.targets), default=0)
+
+
+def _fit(target: str, module: str) -> int:
+    if target.startswith("re:"):
+        return 2 if re.match(target[3:], module) else 0
+    return {module: 3, "Linear": 1}.get(target, 0)
+
+
+def scheme_of(module: str, schemes: Sequence[WeightScheme]) -> WeightScheme | None:
+    """That which names a linear layer most closely, as compressed-tensors chooses it."""
+    scheme = max(schemes, key=lambda each: each.fit(module), default=None)
+    return scheme if scheme is not None and scheme.fit(module) else None
 
 
 def read_schemes(config: Mapping[str, Any]) -> tuple[WeightScheme, ...]:
@@ -46,7 +53,7 @@ def read_schemes(config: Mapping[str, Any]) -> tuple[WeightScheme, ...]:
         return ()
     try:
         schemes, reasons = _read(given)
-    except (AttributeError, TypeError, ValueError) as e:
+    except (AttributeError, KeyError, TypeError, ValueError) as e:
         schemes, reasons = (), [f"cannot be read: {type(e).__name__}: {e}"]
     if reasons:
         raise ModelError(f"quantization_config: {'; '.join(reasons)}: {_WAY_OUT}")
@@ -56,7 +63,8 @@ def read_schemes(config: Mapping[str, Any]) -> tuple[WeightScheme, ...]:
 def _read(given: Mapping[str, Any]) -> tuple[tuple[WeightScheme, ...], list[str]]:
     method = given.get("quant_method")
     if method == _FP8:
-        return (_block_fp8(given),), list(_fp8_reasons(given))
+        reasons = [*_fp8_reasons(given)]
+        return () if reasons else (_block_fp8(given),), reasons
     if method != _COMPRESSED:
         return (), [f"quant_method is {method}"]
     groups = list(given["config_groups"].values()) if given.get("config_groups") else []
@@ -68,7 +76,7 @@ def _read(given: Mapping[str, Any]) -> tuple[tuple[WeightScheme, ...], list[str]
 
 def _block_fp8(given: Mapping[str, Any]) -> WeightScheme:
     rows, columns = given.get("weight_block_size") or (0, 0)
-    return WeightScheme("fp8_e4m3", (int(rows), int(columns)), scale="weight_scale_inv")
+    return WeightScheme("fp8_e4m3", (rows, columns), scale="weight_scale_inv")
 
 
 def _fp8_reasons(given: Mapping[str, Any]) -> Iterator[str]:
@@ -81,6 +89,14 @@ def _fp8_reasons(given: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} is {given[name]}, not {known[0]}"
     if given.get("modules_to_convert"):
         yield "modules_to_convert has modules beside the linear layers"
+    block = given.get("weight_block_size")
+    if block is not None and not _are_sizes(block, 2):
+        yield f"weight_block_size is {block}, not [rows, columns] above 0"
+
+
+def _are_sizes(given: Any, count: int) -> bool:
+    is_list = isinstance(given, list) and len(given) == count
+    return is_list and all(type(size) is int and size > 0 for size in given)
 
 
 def _compressed_reasons(
@@ -113,16 +129,41 @@ def _group_reasons(group: Mapping[str, Any], form: str) -> Iterator[str]:
         yield "weights.dynamic is set"
     if weights.get("actorder") == "group":
         yield "weights.actorder is group"
-    if weights.get("strategy") not in ("tensor", "channel", "group", "block"):
-        yield f"weights.strategy is {weights.get('strategy')}"
-    size = {"group": "group_size", "block": "block_structure"}.get(str(weights.get("strategy")))
-    if size is not None and not weights.get(size):
-        yield f"weights.{size} is missing"
+    yield from _scale_reasons(weights)
+    yield from _target_reasons(group.get("targets") or [])
     if group.get("output_activations"):
         yield "output_activations are quantized"
-    inputs = group.get("input_activations") or {}
-    if inputs and not (kind == "float" and inputs.get("type") == "float" and inputs["dynamic"]):
-        how = "dynamic" if inputs.get("dynamic") else "static"
+    yield from _input_reasons(group.get("input_activations") or {}, kind)
+
+
+def _target_reasons(targets: Any) -> Iterator[str]:
+    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+        yield f"targets is {targets}, not a list of names and patterns"
+        return
+    for target in targets:
+        try:
+            re.compile(target.removeprefix("re:") if target.startswith("re:") else "")
+        except re.error as e:
+            yield f"targets has {target}, which is no pattern: {e}"
+
+
+def _scale_reasons(weights: Mapping[str, Any]) -> Iterator[str]:
+    strategy, columns = weights.get("strategy"), weights.get("group_size")
+    block = weights.get("block_structure")
+    if strategy not in ("tensor", "channel", "group", "block"):
+        yield f"weights.strategy is {strategy}"
+    if strategy == "group" and not _are_sizes([columns], 1):
+        yield f"weights.group_size is {columns}, not a number of columns above 0"
+    if strategy == "block" and not _are_sizes(block, 2):
+        yield f"weights.block_structure is {block}, not [rows, columns] above 0"
+
+
+def _input_reasons(inputs: Mapping[str, Any], kind: str) -> Iterator[str]:
+    """Those that FP8 weights may leave out: each input scaled by itself, to FP8."""
+    left_out = {"type": "float", "num_bits": 8, "dynamic": True}
+    if inputs and not (kind == "float" and left_out.items() <= {**inputs}.items()):
+        given = inputs.get("dynamic") or "static"
+        how = "dynamic" if given is True else given
         yield (
             f"input_activations are quantized to {how} {inputs.get('type', 'int')}"
             f"{inputs.get('num_bits')}, and the engine computes with activations as they are"
@@ -139,7 +180,7 @@ def _scheme(group: Mapping[str, Any], given: Mapping[str, Any]) -> WeightScheme:
     }[weights["strategy"]]
     return WeightScheme(
         "int8" if weights.get("type", "int") == "int" else "fp8_e4m3",
-        (int(rows), int(columns)),
+        (rows, columns),
         is_packed=(group.get("format") or given.get("format")) == "pack-quantized",
         targets=tuple(group.get("targets") or ("Linear",)),
     )

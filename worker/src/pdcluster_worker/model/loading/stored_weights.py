@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.model.loading.quantization import WeightScheme
+from pdcluster_worker.model.loading.quantization import WeightScheme, scheme_of
 from pdcluster_worker.model.loading.support import UnsupportedArchError
 from pdcluster_worker.model.ops.quantized_weight import QuantizedWeight
 
@@ -68,7 +68,7 @@ def stored_weight(
 
     parts: its tensors, by the names of PARTS.
     """
-    scheme = next((each for each in schemes if each.is_for(name)), None)
+    scheme = scheme_of(name, schemes)
     if scheme is None or scheme.scale not in parts:
         return None
     for part, what in _UNREAD.items():
@@ -78,7 +78,8 @@ def stored_weight(
     height, width = (size or whole for size, whole in zip(scheme.block, shape, strict=True))
     grid = -(-rows // height), -(-columns // width)
     scales = parts[scheme.scale]
-    if scales.numel() != grid[0] * grid[1] or not scales.is_floating_point():
+    lengths = [[size for size in each if size != 1] for each in (scales.shape, grid)]
+    if lengths[0] != lengths[1] or not scales.is_floating_point():
         given = f"{scales.dtype} {[*scales.shape]}"
         raise UnsupportedArchError(f"{name}.{scheme.scale} is {given}, not {[*grid]} numbers")
     part = "weight_packed" if scheme.is_packed else "weight"

@@ -261,4 +261,10 @@ def _read_weights(path: Path, dtype: torch.dtype) -> Any:
             f"{path}: its weights lack {len(missing)} tensors of config.json, "
             f"{', '.join(missing[:3])} first: save it whole"
         )
+    if scales := [name for name in loading["unexpected_keys"] if ".weight_scale" in name]:
+        raise ModelError(
+            f"{path}: {min(scales)} is a scale of quantized weights, and config.json has no "
+            "quantization_config that says how to read them: copy the model's own config.json, "
+            "take the model in 16 bits, or set engine.type: vllm"
+        )
     return module.eval()
