@@ -59,7 +59,7 @@ def test_streams_through_a_router_outlive_a_worker_that_has_little_time_and_no_o
         killed = kill_operator(routed)
         num_open = evicted(routed, running)
         answers = running.wait_ended(STREAM_SECONDS)
-    wait_for_workers(routed, prefill=2, decode=2)
+    wait_for_workers(routed, prefill=2, decode=2, router=1)
 
     assert killed
     assert cut(answers, stories) == []
