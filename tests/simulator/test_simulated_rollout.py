@@ -5,6 +5,8 @@ from typing import Any, get_args
 
 import pytest
 
+from pdcluster_schema.load import parse
+from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.rollout import Strategy
 from pdcluster_simulator.load_trace import LoadInterval, drawn_requests
 from pdcluster_simulator.rollout import RolloutFigures
@@ -79,6 +81,59 @@ def test_a_budget_without_room_needs_a_worker_to_be_missing():
     assert found.recorder.outcomes == {"complete": len(LOAD)}
     assert figures(found).seconds is not None
     assert figures(found).most_accelerators == {"H100": 6}
+
+
+def in_pools(strategy: str, pools: dict[str, Any], **sections: Any) -> PDCluster:
+    """pools: by role"""
+    document = make_cluster(rollout={"strategy": strategy}, **sections).model_dump(
+        by_alias=True, mode="json", exclude_unset=True
+    )
+    document["spec"]["roles"] = {role: {"pools": each} for role, each in pools.items()}
+    return parse(document)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_pool_without_workers_holds_nothing_up(strategy: Strategy):
+    empty = {"name": "y", "gpu": "H100", "replicas": 0}
+    one = {"name": "x", "gpu": "H100", "replicas": 1}
+    cluster = in_pools(strategy, {"prefill": [one], "decode": [one, empty]})
+    result = run(make_trace(*LOAD), cluster, start_seconds=START_SECONDS, rollout_at=BEGIN)
+    assert figures(result).seconds is not None
+
+
+@pytest.mark.parametrize(("strategy", "decodes"), [("BlueGreen", 3), ("Rolling", 2)])
+def test_workers_that_serve_the_other_role_go_back_where_they_roll(strategy: str, decodes: int):
+    bounds = {"name": "x", "gpu": "H100", "minReplicas": 1, "maxReplicas": 6, "flexible": True}
+    pools = {"prefill": [{**bounds, "replicas": 4}], "decode": [{**bounds, "replicas": 2}]}
+    autoscale = {
+        "mode": "On",
+        "budget": {"total": 6},
+        "scaleDown": {"windowSeconds": 3600},
+        "decode": {"kvUsageUp": 0.05, "kvUsageDown": 0.01},
+    }
+    cluster = in_pools(strategy, pools, routing=REMOTE, autoscale=autoscale)
+    requests = load(rate=6.0)
+    result = run(
+        make_trace(*requests),
+        cluster,
+        autoscales=True,
+        start_seconds=START_SECONDS,
+        rollout_at=200.0,
+    )
+    ready = {sample.seconds: sample.ready["decode/x"] for sample in result.recorder.samples}
+    assert (ready[195.0], ready[215.0]) == (3, decodes)
+    assert result.recorder.outcomes == {"complete": len(requests)}
+
+
+def test_blue_green_keeps_old_workers_that_are_too_many_until_it_switches():
+    autoscale = {"mode": "On", "scaleDown": {"windowSeconds": 65}}
+    result = rolled("BlueGreen", requests=load(rate=0.2), autoscale=autoscale)
+    samples = {each.seconds: each for each in result.recorder.samples}
+    shrinks = next(each for each in result.decisions if each.record is not None)
+    assert BEGIN < shrinks.seconds < BEGIN + START_SECONDS
+    assert samples[shrinks.seconds + 5.0].ready["decode/x"] == 4
+    assert samples[shrinks.seconds + 5.0].replicas["decode/x"] == 4 + 3
+    assert figures(result).seconds is not None
 
 
 def test_the_autoscaler_goes_on_in_a_roll_out():

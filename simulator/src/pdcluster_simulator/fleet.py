@@ -61,7 +61,8 @@ class Fleet:
         builder = self.builder.of_revision("new")
         new = RevisionWorkers(builder, self._start_seconds)
         builder.cell.renew(builder.model.num_routers)
-        self._now.flip(None)
+        if builder.model.spec.rollout_strategy == "Rolling":
+            self._now.flip(None)
         self.rollout = SimulatedRollout(self._now, new, self.replicas, now)
         self.rollout_figures = self.rollout.figures
 

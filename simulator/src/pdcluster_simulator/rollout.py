@@ -5,7 +5,7 @@ Gates are not simulated, and no worker fails to start.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pdcluster_api.plan.rolling.fleet import (
@@ -14,6 +14,7 @@ from pdcluster_api.plan.rolling.fleet import (
     NewPool,
     OldWorkers,
     RollingRole,
+    can_serve,
 )
 from pdcluster_api.plan.rolling.steps import in_band, next_step
 from pdcluster_schema.workload import PoolKey, WorkloadId
@@ -75,11 +76,13 @@ class SimulatedRollout:
             self.new.scale(key, self._new_sizes[key])
 
     def _replace(self, desired: Sizes, *, is_surge: bool) -> None:
-        """All new workers at once, beside the old ones or after them."""
+        """All new workers at once: beside the old ones, of which none goes before, or after."""
         is_new = self.serving == (self.new,)
         if is_surge and not is_new:
-            is_new = all(len(self.new.served(key)) >= size > 0 for key, size in desired.items())
-            self._old_sizes = dict(desired)
+            is_new = self._is_whole(desired)
+            self._old_sizes = {
+                key: max(size, self._old_sizes[key]) for key, size in desired.items()
+            }
         if is_new or not is_surge:
             self.serving, self._old_sizes = (self.new,), dict.fromkeys(desired, 0)
         if is_surge or not self.old.cell.workers:
@@ -88,7 +91,7 @@ class SimulatedRollout:
     def _roll(self, desired: Sizes) -> None:
         roles = [self._role(role, desired) for role in self._roles(desired)]
         serves = self.new in self.serving
-        if not serves and _can_serve(roles):
+        if not serves and can_serve(roles):
             self.serving, serves = (self.old, self.new), True
         budget = self._spec.autoscale.budget
         limits = AcceleratorBudget(budget.total, budget.per_gpu)
@@ -139,13 +142,8 @@ class SimulatedRollout:
             for worker in (worker for each in both for worker in each.of(key)):
                 held[worker.gpu] += worker.num_gpus
         self.figures.add(needed, ready, held)
-        is_whole = all(len(self.new.served(key)) >= number for key, number in desired.items())
-        if is_whole and self.serving == (self.new,) and not self.old.cell.workers:
+        if self._is_whole(desired) and self.serving == (self.new,) and not self.old.cell.workers:
             self.figures.seconds = self.old.cell.queue.now - self._began
 
-
-def _can_serve(roles: Sequence[RollingRole]) -> bool:
-    """As for the Service: a new worker answers, and one prefills where any is to."""
-    prefill = next((role for role in roles if role.name == PREFILL), None)
-    answers = any(role.ready for role in roles if role is not prefill)
-    return answers and (prefill is None or not prefill.size or prefill.ready > 0)
+    def _is_whole(self, desired: Sizes) -> bool:
+        return all(len(self.new.served(key)) >= number for key, number in desired.items())

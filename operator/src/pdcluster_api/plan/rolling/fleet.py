@@ -139,6 +139,17 @@ class AcceleratorBudget:
         return not number or free is None or free >= number
 
 
+def can_serve(roles: Iterable[RollingRole]) -> bool:
+    """Return whether requests may reach new workers: one answers, or none is to, and one prefills
+    where any is there by now.
+    """
+    every = {role.name: role for role in roles}
+    prefill = every.pop(PREFILL, None)
+    desired = sum(role.desired for role in every.values())
+    answers = not desired or any(role.ready for role in every.values())
+    return answers and (prefill is None or not prefill.size or prefill.ready > 0)
+
+
 def accelerators(roles: Iterable[RollingRole]) -> Counter[str]:
     """Accelerators that workers hold or will, by type."""
     held = Counter[str]()

@@ -15,6 +15,7 @@ from pdcluster_api.plan.rolling.fleet import (
     NewPool,
     OldWorkers,
     RollingRole,
+    can_serve,
 )
 from pdcluster_api.plan.rolling.steps import RollingStep, next_step
 from pdcluster_api.plan.status.discovery import discovery_answers
@@ -124,19 +125,14 @@ class RollingPlan:
     @cached_property
     def is_wide(self) -> bool:
         """Return whether the Service may lead to workers of every revision: it does, or the new one
-        can serve, with a prefill worker if it has any by now, or is to have none that answer.
+        can serve.
         """
         observed = self.inputs.observed
         if not self._spans_revisions:
             return False
         if observed.service_is_wide:
             return True
-        roles = {role.name: role for role in self.roles}
-        prefill = roles.pop(PREFILL, None)
-        desired = sum(role.desired for role in roles.values())
-        answers = not desired or any(role.ready for role in roles.values())
-        can_prefill = prefill is None or not prefill.size or prefill.ready > 0
-        return answers and can_prefill and discovery_answers(observed.discovery)
+        return can_serve(self.roles) and discovery_answers(observed.discovery)
 
     @property
     def serving(self) -> str:
