@@ -187,8 +187,10 @@ def _ingress_role(inputs: PlanInputs) -> str:
         return decode_role
     states = inputs.existing.of_revision(inputs.target)
     is_ready = any(state.ready for state in states if state.id.role == ROUTER and not state.gone)
-    selected = (inputs.observed.service_revision, inputs.observed.service_role)
-    return decode_role if selected == (inputs.target, decode_role) and not is_ready else ROUTER
+    observed = inputs.observed
+    is_reached = observed.service_is_wide or observed.service_revision == inputs.target
+    leads_on = is_reached and observed.service_role == decode_role and not is_ready
+    return decode_role if leads_on else ROUTER
 
 
 def _drain(

@@ -77,14 +77,16 @@ class PlanInputs:
     @property
     def strategy(self) -> Strategy:
         """Workers that serve together are replaced step by step to the end; those that answer in
-        another role than before are not: the Service selects one.
+        another role than before are not: the Service selects one.  Routers that come in the middle
+        answer after it.
         """
-        declared = self.cluster.spec.rollout_strategy
+        spec, is_wide = self.cluster.spec, self.observed.service_is_wide
+        declared = spec.rollout_strategy
         if declared == "Recreate":
             return declared
         before = self.existing.ingress_role(self.current)
-        is_rolling = declared == "Rolling" or self.observed.service_is_wide
-        same = before in (None, self.cluster.spec.ingress_role)
+        is_rolling = declared == "Rolling" or is_wide
+        same = before in (None, spec.ingress_role) or (is_wide and before == spec.decode_role)
         return "Rolling" if is_rolling and same else "BlueGreen"
 
     @property

@@ -189,10 +189,10 @@ def _accelerators(found: Preview) -> str:
     short = [f"{each.extra} {each.gpu}" for each in found.accelerators if each.extra]
     is_replacing = found.is_rollout or not set(ENGINELESS).issuperset(found.replaced)
     if is_replacing and short:
-        text = (
-            f"Meanwhile {', '.join(short)} more must be free; rollout.strategy Recreate needs none "
-            "beside the old."
-        )
+        none = "strategy Recreate needs none beside the old"
+        if found.strategy == "Rolling":
+            none = "maxSurge 0 with maxUnavailable 1 needs none, and is a worker short on the way"
+        text = f"Meanwhile {', '.join(short)} more must be free; rollout.{none}."
         lines += textwrap.wrap(text, WIDTH)
     return "\n".join(lines)
 

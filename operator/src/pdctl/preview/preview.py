@@ -202,12 +202,13 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
     known = {**({} if old is None else _declared(old.spec)), **_declared(new.spec)}
     replaced = {} if old is None else _replaced(old, new, is_rollout=before != after)
     changes = () if old is None else tuple(_changes(old, new, set(replaced), before != after))
-    rolling = rolling_plan(plan_inputs(new, there))
+    inputs = plan_inputs(new, there)
+    rolling = rolling_plan(inputs)
     steps = () if rolling is None else tuple(all_steps(rolling.roles, rolling.budget))
     return Preview(
         before=before,
         after=after,
-        strategy=new.spec.rollout_strategy,
+        strategy=inputs.strategy,
         mode=(None if old is None else old.spec.autoscale.mode, new.spec.autoscale.mode),
         changes=changes,
         pools=tuple(_pools(new.spec, sizes, running, known, there.decision)),

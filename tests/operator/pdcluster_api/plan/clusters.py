@@ -59,12 +59,15 @@ def make_cluster(
     mixed: Pools = (),
     engine: int = 64,
     strategy: str = "BlueGreen",
+    routers: int = 0,
     of_role: Mapping[str, int] | None = None,
 ) -> PDCluster:
     """A cluster called chat.  engine: its maxSequences, so that another number is another revision;
     of_role: that of roles with one of their own; mixed: instead of the other roles.
     """
     roles = {"mixed": mixed} if mixed else {"prefill": prefill, "decode": decode}
+    if routers:
+        roles["router"] = [pool(routers)]
     own = {role: {"engine": {"maxSequences": number}} for role, number in (of_role or {}).items()}
     spec = {
         "model": {"name": "tiny", "path": "/models/tiny"},

@@ -166,6 +166,14 @@ def test_service_leads_to_routers_again_when_one_is_ready(ready: int, role: str)
     assert condition_of(plan.status, words.SERVING)["status"] == "True"
 
 
+def test_service_of_a_roll_out_that_ends_leads_to_decode_workers_until_a_router_is_ready() -> None:
+    observed = running(CLUSTER, workloads=sized(2, 0), service_role="decode")
+    wide = replace(observed, service_revision="old", service_is_wide=True)
+    plan = plan_all(CLUSTER, wide, NOW)
+
+    assert (plan.serving, plan.serving_role, plan.is_wide) == (REVISION, "decode", False)
+
+
 def test_older_revision_without_a_router_is_answered_by_its_decode_workers() -> None:
     cluster = routed(spec__engine={"blockSize": 64})
     old = [replace(state, id=replace(state.id, revision="old")) for state in sized(0, 0)]

@@ -177,6 +177,20 @@ def steps_of(change: Change) -> list[str]:
     return [" ".join(line.split()) for line in found]
 
 
+def test_a_role_that_answers_instead_of_another_comes_by_blue_green():
+    old = make_cluster(strategy="Rolling")
+    found = of_files(old, make_cluster(mixed=[pool(2)], strategy="Rolling"))
+
+    assert (found.strategy, found.steps) == ("BlueGreen", ())
+
+
+def test_room_that_a_rolling_roll_out_needs_is_shown_with_how_to_do_without():
+    old, new = (make_cluster(strategy="Rolling", engine=number) for number in (64, 65))
+    text = " ".join(render_preview(new, of_files(old, new)).split())
+
+    assert "2 cpu more must be free; rollout.maxSurge 0 with maxUnavailable 1 needs none" in text
+
+
 def test_a_rolling_roll_out_is_shown_step_by_step_with_the_accelerators_of_each():
     assert steps_of(OTHER_ENGINE) == [
         "STEP DECODE PREFILL AT MOST",

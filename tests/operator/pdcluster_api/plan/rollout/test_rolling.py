@@ -33,8 +33,13 @@ def sizes(existing: SimulatedCluster, revision: str) -> dict[str, int]:
 
 
 def ready(existing: SimulatedCluster) -> dict[str, int]:
+    """Workers of revisions that the Service leads to."""
     return {
-        role: sum(pods.ready for each, pods in existing.pods.items() if each.role == role)
+        role: sum(
+            pods.ready
+            for each, pods in existing.pods.items()
+            if each.role == role and (existing.is_wide or each.revision == existing.service)
+        )
         for role in ("prefill", "decode")
     }
 
@@ -126,3 +131,20 @@ def test_it_ends_where_no_worker_is_to_answer(
     existing.settle(new)
 
     assert_as_declared(existing, new)
+
+
+@pytest.mark.parametrize("engine", [65, 66], ids=["goes-on", "another-revision"])
+@pytest.mark.parametrize("rounds", range(0, 16, 3))
+def test_routers_that_come_in_the_middle_take_no_worker_away(rounds: int, engine: int) -> None:
+    existing = SimulatedCluster()
+    existing.settle(rolling())
+    for _ in range(rounds):
+        existing.carry_out(existing.plan(rolling(65)))
+        for workload in sorted({*existing.sets, *existing.pods}):
+            existing.step(workload)
+    two = [pool(2)]
+    routed = make_cluster(prefill=two, decode=two, engine=engine, routers=1)
+
+    for plan in walk(existing, routed):
+        assert not plan.is_wide or plan.serving_role == "decode", plan
+    assert_as_declared(existing, routed)
