@@ -400,6 +400,14 @@ RULES: list[Case | Rule] = [
         both(only("router"), at("spec.rollout", {"gracePeriodSeconds": 60})),
         both(only("router"), at("spec.rollout", {"maxSurge": 2})),
     ),
+    (
+        both(only("router"), at("spec.rollout", {"strategy": None, "maxSurge": None})),
+        both(only("router"), at("spec.rollout", {"strategy": None, "maxSurge": 2})),
+    ),
+    (
+        at("spec.rollout", {"strategy": None, "onFailure": "Pause"}),
+        at("spec.rollout", {"strategy": None, "maxSurge": 0}),
+    ),
     (at("spec.rollout", {"maxSurge": 2}), not_rolling(maxSurge=2)),
     (rolling(maxUnavailable="100%"), not_rolling(maxUnavailable="25%")),
     (rolling(maxSurge=0, maxUnavailable=1), rolling(maxSurge="0%")),

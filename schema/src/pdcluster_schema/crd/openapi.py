@@ -83,12 +83,15 @@ class SchemaMaker:
         return schema | _bounds(schema, metadata)
 
     def _optional(self, annotation: Any, metadata: Iterable[Any], has_defaults: bool) -> Schema:
-        """A section that is left out is not null, in a list of sections neither."""
+        """A section that is left out is not null, in a list of sections neither.  A null in place
+        of one of several values is dropped by the API server, which knows no such value.
+        """
         kinds = [each for each in get_args(annotation) if each is not NoneType]
         if len(kinds) > 1:
             return {"x-kubernetes-int-or-string": True}
         schema = self._type(kinds[0], metadata, has_defaults)
-        return schema if _has_section(kinds[0]) else {**schema, "nullable": True}
+        is_dropped = _has_section(kinds[0]) or "enum" in schema
+        return schema if is_dropped else {**schema, "nullable": True}
 
     def _plain_type(self, annotation: Any, has_defaults: bool) -> Schema:
         arguments = get_args(annotation)
