@@ -24,6 +24,7 @@ from pdcluster_worker.model.drafter_loader import (
     token_values,
 )
 from pdcluster_worker.model.runner_loader import open_runner
+from tests.make_quantized_model import make_quantized_model
 from tests.make_tiny_model import make_tiny_model
 from tests.worker.fake_network import FakeNetwork, FakeTransport
 
@@ -158,6 +159,25 @@ def test_draft_model_is_opened_for_the_short_length_of_its_engine(tmp_path: Path
     opened = open_draft_runner(model, divide(model, engine), "cpu")
     assert opened is not None
     assert (opened[0].info.max_model_len, opened[1]) == (48, 4)
+
+
+@pytest.mark.parametrize(("kind", "precision"), [(None, "float32"), ("int8-channel", "int8")])
+def test_draft_model_has_the_precision_of_its_checkpoint(
+    kind: str | None, precision: str, tmp_path: Path
+) -> None:
+    """engine.quantization is for the model: a draft may be quantized already."""
+    path = make_tiny_model("llama", tmp_path / "llama")
+    if not (path / "tokenizer.json").exists():
+        (path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": TOKENS}}))
+    draft = path if kind is None else make_quantized_model(kind, path, tmp_path / "draft")
+    drafts = SpeculationSettings(method="draft", draft_model=str(draft))
+    engine = EngineConfig(num_blocks=8, threads=1, quantization="fp8_e4m3", speculation=drafts)
+    model = ModelConfig("tiny", str(path), "float32")
+    division = divide(model, engine)
+    opened = open_draft_runner(model, division, "cpu")
+    assert opened is not None
+    assert opened[0].info.precision == precision
+    assert division.engine.quantization == "fp8_e4m3"
 
 
 def test_ngram_is_the_drafter_without_a_model_and_nothing_when_off() -> None:

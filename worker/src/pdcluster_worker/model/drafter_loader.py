@@ -57,6 +57,7 @@ def divide(model: ModelConfig, engine: EngineConfig) -> KvMemorySplit:
             tensor_parallel_size=1,
             pipeline_parallel_size=1,
             max_model_len=None,
+            quantization="none",
             speculation=None,
         ),
     )
