@@ -96,7 +96,7 @@ async def test_engine_that_loads_gets_signs_of_life_of_its_head(door, tls, monke
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        ("version", 1, "its version is 1, the head's 12"),
+        ("version", 1, f"its version is 1, the head's {VERSION}"),
         ("cluster", "d", "its cluster is 'd', the head's 'c'"),
         ("revision", "r2", "its revision is 'r2', the head's 'r1'"),
         ("role", "decode", "its role is 'decode', the head's 'mixed'"),
