@@ -48,7 +48,8 @@ def test_a_test_that_is_slow_all_the_same_fails(tmp_path: Path, line: str, messa
     (tmp_path / "tests" / "quick.py").write_text((ROOT / "tests" / "quick.py").read_text())
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["tests.quick"]\n')
     command = [sys.executable, "-m", "pytest", "-q", "--quick", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    # without plugins, whose options CI gives
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
     result = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
