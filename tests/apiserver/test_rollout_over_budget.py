@@ -17,6 +17,7 @@ async def test_a_roll_out_beyond_the_budget_is_reported_before_its_workers_are_m
     scene.create(
         roles={"prefill": {"pools": EIGHT}, "decode": {"pools": EIGHT}},
         autoscale={"mode": "On", "budget": {"total": 16}},
+        rollout={"strategy": "BlueGreen"},
     )
     async with passes_over(control_plane.kubeconfig, namespace) as passes:
         await passes.until_written()
