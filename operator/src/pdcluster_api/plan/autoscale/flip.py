@@ -188,7 +188,7 @@ def _flip(
     since = memory.request[1] if memory.request and is_same else now
     memory = replace(memory, request=(short, since))
     source = OTHER[short]
-    # what goes in any case has lasted
+    # a worker that would be scaled away has been spare for the whole window
     wait = 0.0 if plan.shrinks(source) else _wait_seconds(memory, spec)
     is_back = bool(plan.away) and plan.home == short
     ready_at = max(since + wait, memory.last + spec.scale_down.window_seconds * is_back)
