@@ -41,7 +41,7 @@ def spot(spot_cluster: Spot) -> Iterator[Spot]:
     spot_cluster.cluster.wait_settled()
 
 
-def told(spot: Spot, worker: WorkerProcess, grace_seconds: int) -> None:
+def send_drain(spot: Spot, worker: WorkerProcess, grace_seconds: int) -> None:
     """As the operator does it for a pod that ends."""
     key = f"/pdcluster/test/{spot.cluster.name}/commands/{worker.name}"
     spot.cluster.etcd.put(key, f'{{"graceSeconds": {grace_seconds}}}')
@@ -57,7 +57,7 @@ def test_streams_of_other_workers_clients_move_and_own_ones_end_with_an_error(
         (goes,) = (d for d in spot.decodes if d.metrics().value("num_requests_running") > 0)
         with goes.client.stream(prompts(50), "local", max_tokens=LONG) as stays:
             stays.read_tokens(2)
-            told(spot, goes, grace_seconds=3)
+            send_drain(spot, goes, grace_seconds=3)
             router.wait_growth(before, "request_moves_total", 1, reason="draining", outcome="moved")
             goes.terminate()
             stays.read_all()
@@ -110,7 +110,7 @@ def test_a_request_that_runs_for_another_workers_client_goes_on_when_its_worker_
         stream.read_tokens(2)
         (goes,) = (d for d in spot.decodes if d.metrics().value("num_requests_running") > 0)
         with goes.engine_stopped():  # it cannot hand over
-            told(spot, goes, grace_seconds=3)
+            send_drain(spot, goes, grace_seconds=3)
             goes.terminate()
             assert goes.wait_end() == 0
         tokens = stream.read_all()

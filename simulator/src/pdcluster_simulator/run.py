@@ -144,7 +144,8 @@ def simulate_cell(
             fleet.begin_rollout(time)
             rollout_at = None
         if autoscaler is None:
-            fleet.scale(fleet.replicas)
+            if fleet.rollout is not None:
+                fleet.scale(fleet.replicas)
         else:
             scrapes = autoscaler.round(time, interval, num_cut)
             if steady is not None and (passed := steady.repeat(time, scrapes)):

@@ -54,7 +54,7 @@ async def test_each_page_is_read_until_a_prefill_worker_is_ready(decode):
     assert decode.num_calls == len(PAGES)
 
 
-async def test_without_prefill_workers_none_is_asked(decode):
+async def test_without_prefill_workers_none_has_to_be_known(decode):
     await prefill_known(state(decode.address, "mixed"))
 
     assert decode.num_calls == 0

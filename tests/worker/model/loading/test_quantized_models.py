@@ -65,7 +65,7 @@ def test_weights_are_the_numbers_of_the_files(write):
     assert torch.equal(weight.dense(torch.float32), expected.tensors[f"{name}.weight"])
 
 
-def test_a_layer_that_is_left_as_it_is_may_stand_beside_quantized_ones(write):
+def test_ignored_layers_load_with_quantized_ones(write):
     """`ignore` of compressed-tensors, within one product: queries, keys and values."""
     folder, dense = write("int8-channel"), write("int8-channel", dense=True)
     expected = logits_of(load(dense))
