@@ -28,6 +28,7 @@ ENGINE = "engine"
 COMPUTING = (WORKER, ENGINE)
 WRONG_SETTING = 2  # exit status of a worker, its download or its engine with wrong settings
 NO_DEVICE = 3  # exit status of a worker that has not the device that it was asked for
+NO_NIXL = "NIXL is not available"  # how vLLM ends with NixlConnector, in an image without it
 MAX_DETAIL = 400  # characters of a foreign message; more hides the point
 
 _IMAGE_REASONS = frozenset(
@@ -296,6 +297,9 @@ def _crash(container: str, ended: Body, hints: Hints) -> Problem:
     if code == NO_DEVICE and container == WORKER:
         message = f"the worker has not the device that it should compute on: {shown}"
         return Problem(conditions.ACCELERATOR_UNUSABLE, message)
+    if container == ENGINE and NO_NIXL in shown:
+        fix = "the image lacks nixl, which prefill and decode workers need: give spec.engine.image"
+        return Problem(conditions.CRASH_LOOPING, f"{text}; {fix} one that has it")
     message = f"{text}; `kubectl logs -p -c {container}` shows more"
     return Problem(conditions.CRASH_LOOPING, message)
 
