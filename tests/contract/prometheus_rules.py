@@ -1,4 +1,4 @@
-"""Alerts of the chart that a real Prometheus raises over a few series: `promtool test rules`."""
+"""Rules of the chart over a few series by a real Prometheus: `promtool test rules`."""
 
 import json
 import re
@@ -63,11 +63,12 @@ def _check(folder: Path, data: list[dict[str, str]], raised: Raised, minutes: fl
         for namespace, name in clusters
     ]
     query = {"expr": _FIRING, "eval_time": f"{minutes:g}m", "exp_samples": samples}
-    test = {"interval": "1m", "input_series": data, "promql_expr_test": [query]}
-    _run(folder, {"rule_files": [str(RULES_FILE)], "evaluation_interval": "1m", "tests": [test]})
+    _run(folder, data, [query])
 
 
-def _run(folder: Path, content: Mapping[str, Any]) -> None:
+def _run(folder: Path, data: list[dict[str, str]], queries: list[dict[str, Any]]) -> None:
+    test = {"interval": "1m", "input_series": data, "promql_expr_test": queries}
+    content = {"rule_files": [str(RULES_FILE)], "evaluation_interval": "1m", "tests": [test]}
     file = folder / "test.yaml"
     file.write_text(json.dumps(content))
     found = promtool("test", "rules", file)
@@ -75,19 +76,23 @@ def _run(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def check_values(
-    folder: Path, data: list[dict[str, str]], expressions: Mapping[str, float | None]
+    folder: Path,
+    data: list[dict[str, str]],
+    expressions: Mapping[str, Iterable[tuple[str, float]]],
 ) -> None:
-    """Fails unless each expression has this value, without labels, after two hours; None = none."""
-    tests = [
-        {
-            "expr": expression,
-            "eval_time": f"{_MINUTES}m",
-            "exp_samples": [] if value is None else [{"labels": "{}", "value": value}],
-        }
-        for expression, value in expressions.items()
-    ]
-    test = {"interval": "1m", "input_series": data, "promql_expr_test": tests}
-    _run(folder, {"rule_files": [], "evaluation_interval": "1m", "tests": [test]})
+    """Fails unless each expression has these series, labels and values, after two hours."""
+    _run(
+        folder,
+        data,
+        [
+            {
+                "expr": expression,
+                "eval_time": f"{_MINUTES}m",
+                "exp_samples": [{"labels": labels, "value": value} for labels, value in samples],
+            }
+            for expression, samples in expressions.items()
+        ],
+    )
 
 
 def _labels(**labels: str) -> str:

@@ -20,8 +20,8 @@ from tests.contract.prometheus_rules import (
 
 pytestmark = needs_promtool
 
-RULES, OPERATOR_RULES = (
-    {rule["alert"]: rule for rule in group["rules"]}
+RECORDS, RULES, OPERATOR_RULES = (
+    {rule.get("alert", rule.get("record")): rule for rule in group["rules"]}
     for group in yaml.safe_load(RULES_FILE.read_text())["groups"]
 )
 
@@ -84,7 +84,7 @@ CASES = {
         f'{ROUTES}\npdcluster_num_requests_running{{role="router",pod="r"}} 3',
     ),
     "PDClusterRequestsRefused": (
-        f"{REJECTED} 1",
+        f"{REJECTED} 1\npdcluster_request_success_total 18",
         f"{REJECTED} 1\npdcluster_request_success_total 99",
     ),
     "PDClusterEngineStalled": (
@@ -96,7 +96,7 @@ CASES = {
         f'{QOS}outcome="missed"}} 1\n{QOS}outcome="met"}} 99',
     ),
     "PDClusterLowPriorityRefused": (
-        f"pdcluster_qos_rejected_total{LOW} 2",
+        f'pdcluster_qos_rejected_total{LOW} 2\npdcluster_qos_admitted_total{{priority="low"}} 1',
         f'pdcluster_qos_rejected_total{LOW} 2\npdcluster_qos_admitted_total{{priority="low"}} 3',
     ),
     "PDClusterSlowFirstToken": (f"{ttft(0.6)}\n{slo()}", f"{ttft(0.8)}\n{slo()}"),
@@ -224,7 +224,7 @@ def test_prometheus_takes_the_rules() -> None:
     found = promtool("check", "rules", RULES_FILE)
 
     assert found.returncode == 0, found.stdout + found.stderr
-    assert f"{len(RULES) + len(OPERATOR_RULES)} rules found" in found.stdout
+    assert f"{sum(map(len, (RECORDS, RULES, OPERATOR_RULES)))} rules found" in found.stdout
 
 
 def test_every_alert_has_a_case() -> None:

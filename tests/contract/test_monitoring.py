@@ -1,4 +1,4 @@
-"""PodMonitors, alerts and dashboard of the chart: real metrics, valid PromQL, each about one
+"""PodMonitors, rules and dashboard of the chart: real metrics, valid PromQL, each about one
 PDCluster.
 """
 
@@ -82,24 +82,38 @@ def all_series() -> dict[str, set[str]]:
     """Every series with all its labels, those that the PodMonitors put on it too."""
     of_workers = {name: labels | OF_WORKERS for name, labels in worker_series().items()}
     of_prometheus = {"ALERTS": {"alertname", "alertstate"}}
-    return {
+    of_metrics = {
         name: labels | SCOPE | {"le"}
         for name, labels in {**of_workers, **operator_series(), **of_prometheus}.items()
     }
+    return of_metrics | {name: set(level(name)) for name in RECORDS}
+
+
+def level(record: str) -> list[str]:
+    """The labels that a recording keeps: those of its outermost grouping."""
+    expression = RECORDS[record]
+    first = re.search(r"by \(([^)]*)\)|(\w+:\w+:\w+)", expression)
+    assert first is not None, expression
+    return first[1].split(", ") if first[1] else level(first[2])
+
+
+def group(name: str) -> list[Manifest]:
+    groups = only(MANIFESTS, "PrometheusRule")["spec"]["groups"]
+    (found,) = [each["rules"] for each in groups if each["name"] == name]
+    return list(found)
 
 
 def rules() -> list[Manifest]:
-    """Those about PDClusters."""
-    group, _ = only(MANIFESTS, "PrometheusRule")["spec"]["groups"]
-    found: list[Manifest] = group["rules"]
-    return found
+    """Alerts about PDClusters."""
+    return group("pdcluster")
 
 
 def operator_rules() -> list[Manifest]:
-    """Those about the operator."""
-    _, group = only(MANIFESTS, "PrometheusRule")["spec"]["groups"]
-    found: list[Manifest] = group["rules"]
-    return found
+    """Alerts about the operator."""
+    return group("pdcluster-operator")
+
+
+RECORDS: dict[str, str] = {rule["record"]: rule["expr"] for rule in group("pdcluster-records")}
 
 
 def dashboard() -> dict[str, Any]:
@@ -141,8 +155,8 @@ def of_panels() -> list[str]:
 
 
 def expressions() -> list[str]:
-    """PromQL of all alerts and panels."""
-    return [*(rule["expr"] for rule in rules()), *of_panels()]
+    """PromQL of all recordings, alerts and panels."""
+    return [*RECORDS.values(), *(rule["expr"] for rule in rules()), *of_panels()]
 
 
 def selectors(expression: str) -> list[Any]:
@@ -157,6 +171,39 @@ def selectors(expression: str) -> list[Any]:
     promql_parser.walk(promql_parser.parse(expression), visit, lambda node: True)
     assert found, expression
     return found
+
+
+def measured(expression: str) -> list[tuple[str, list[Any]]]:
+    """Every series of a process that an expression reads, by itself or through recordings, with
+    its matchers.
+    """
+    found = []
+    for selector in selectors(expression):
+        outer = list(selector.matchers.matchers)
+        read = (
+            measured(RECORDS[selector.name]) if selector.name in RECORDS else [(selector.name, [])]
+        )
+        found += [(name, [*inner, *outer]) for name, inner in read]
+    return found
+
+
+def kept(expression: str) -> set[str]:
+    """Labels of what an expression gives."""
+    groups = re.findall(r"by \(([^)]*)\)", expression)
+    recorded = [name for name in RECORDS if name in expression]
+    return {label for each in groups for label in each.split(", ")} or set.intersection(
+        *({*level(name)} for name in recorded)
+    )
+
+
+def test_a_recording_is_named_by_the_labels_that_it_keeps_and_is_read() -> None:
+    read = {selector.name for expression in expressions() for selector in selectors(expression)}
+
+    assert len(RECORDS) == len(group("pdcluster-records")) > 10
+    assert {name: "_".join(level(name)) for name in RECORDS} == {
+        name: name.split(":")[0] for name in RECORDS
+    }
+    assert RECORDS.keys() - read == set()
 
 
 def test_every_expression_is_valid_and_asks_for_real_metrics_by_labels_that_they_have() -> None:
@@ -238,17 +285,14 @@ def test_conditions_that_alerts_ask_for_are_shown_and_their_reasons_are_real() -
     assert len(requested) > 5
 
 
-def test_an_alert_is_about_one_pdcluster_at_a_time_and_names_it() -> None:
-    for rule in rules():
-        groups = re.findall(r"(?:by|on) \(([^)]*)\)", rule["expr"])
-        assert groups, rule["alert"]
-        assert all(group.split(", ")[:2] == ["namespace", "pdcluster"] for group in groups), rule[
-            "alert"
-        ]
-        assert not re.search(
-            r"\b(sum|max|min|avg|count|absent|vector)(_over_time)? ?\(",
-            rule["expr"].replace("max_over_time(", ""),
-        ), rule["alert"]
+def test_an_alert_or_recording_is_about_one_pdcluster_at_a_time_and_names_it() -> None:
+    for expression in (*RECORDS.values(), *(rule["expr"] for rule in rules())):
+        groups = re.findall(r"(?:by|on) \(([^)]*)\)", expression)
+        assert groups or selectors(expression)[0].name in RECORDS, expression
+        assert all(each.split(", ")[:2] == ["namespace", "pdcluster"] for each in groups), (
+            expression
+        )
+        assert not re.search(r"\b(sum|max|min|avg|count|absent|vector) ?\(", expression), expression
 
 
 def test_a_panel_is_about_the_pdcluster_that_the_variables_name() -> None:
@@ -265,7 +309,7 @@ def test_a_panel_is_about_the_pdcluster_that_the_variables_name() -> None:
 
 def test_every_metric_of_the_operator_about_a_cluster_is_on_the_dashboard() -> None:
     """But what it read of the workers: that is theirs, and on the dashboard as such."""
-    shown = {selector.name for expression in of_panels() for selector in selectors(expression)}
+    shown = {name for expression in of_panels() for name, _ in measured(expression)}
     read = {f"{OPERATOR}pool_{name.removeprefix('pdcluster_')}" for name in worker_series()}
 
     assert operator_series().keys() - read - shown == set()
@@ -286,7 +330,7 @@ def test_what_stands_in_the_autoscalers_way_is_an_alert() -> None:
 
 
 def test_every_metric_of_the_worker_is_on_the_dashboard() -> None:
-    shown = {selector.name for expression in of_panels() for selector in selectors(expression)}
+    shown = {name for expression in of_panels() for name, _ in measured(expression)}
     families = {family.name for family in Metrics().registry.collect()}
 
     assert {
@@ -309,15 +353,11 @@ def test_bounds_of_alerts_are_bounds_of_buckets(histogram: str, bound: str, writ
     (family,) = metric.collect()
 
     assert bound in {sample.labels.get("le") for sample in family.samples}
-    assert any(
-        written in rule["expr"] for rule in rules() if f"pdcluster_{histogram}" in rule["expr"]
-    )
+    assert any(written in each for each in expressions() if f"pdcluster_{histogram}" in each)
 
 
 def test_every_refusal_that_is_answered_503_counts_in_the_alert() -> None:
-    (expression,) = [
-        rule["expr"] for rule in rules() if rule["alert"] == "PDClusterRequestsRefused"
-    ]
+    expression = RECORDS["namespace_pdcluster:pdcluster_request_refused:rate5m"]
     assert all(
         reason in expression
         for reason in (
@@ -359,7 +399,7 @@ def test_address_of_the_documentation_goes_before_the_links_of_alerts() -> None:
     monitoring = {**EVERYTHING["monitoring"], "docsUrl": "https://docs.example.com/pd/"}
     made = only(render({"monitoring": monitoring}), "PrometheusRule")["spec"]["groups"]
 
-    assert made[0]["rules"][1]["annotations"]["runbook_url"] == (
+    assert made[1]["rules"][1]["annotations"]["runbook_url"] == (
         "https://docs.example.com/pd/troubleshooting/#pdclusternorouter"
     )
 
@@ -367,7 +407,7 @@ def test_address_of_the_documentation_goes_before_the_links_of_alerts() -> None:
 def test_labels_in_alert_texts_are_in_their_results() -> None:
     for rule in rules():
         for label in re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())):
-            assert re.search(rf"by \([^)]*\b{label}\b", rule["expr"]), rule["alert"]
+            assert label in kept(rule["expr"]), rule["alert"]
 
 
 def test_pod_monitor_scrapes_all_workers_under_the_labels_of_the_expressions() -> None:
@@ -425,7 +465,7 @@ def test_dashboard_legends_name_labels_that_the_expression_keeps() -> None:
     for panel in panels():
         for target in panel["targets"]:
             for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
-                assert re.search(rf"by \([^)]*\b{label}\b", target["expr"]), panel["title"]
+                assert label in kept(target["expr"]), panel["title"]
 
 
 def test_monitoring_objects_carry_the_labels_that_prometheus_selects_by() -> None:
@@ -492,18 +532,15 @@ def test_label_values_that_alerts_count_by_are_there_from_the_start() -> None:
         for sample in family.samples
         if sample.value == 0.0
     ]
-    counted = []
-    for selector in (
-        selector
+    counted = [
+        (name, matcher.name, value)
         for rule in rules()
-        for selector in selectors(rule["expr"])
-        if selector.name.endswith("_total")
-    ):
-        for matcher in selector.matchers.matchers:
-            if matcher.name not in OF_WORKERS and not selector.name.startswith(OPERATOR):
-                counted += [
-                    (selector.name, matcher.name, value) for value in matcher.value.split("|")
-                ]
+        for name, matchers in measured(rule["expr"])
+        if name.endswith("_total") and not name.startswith(OPERATOR)
+        for matcher in matchers
+        if matcher.name not in OF_WORKERS
+        for value in matcher.value.split("|")
+    ]
     known = {(sample.name, *label) for sample in zeros for label in sample.labels.items()}
 
     assert len(counted) > 3
