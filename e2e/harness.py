@@ -23,7 +23,7 @@ import yaml
 from e2e.rig import cluster as rig
 from e2e.rig import removal
 from e2e.rig.images import released
-from e2e.rig.paths import CACHE, DIST, IMAGES, REPOSITORY, STOCK_SWITCH
+from e2e.rig.paths import CACHE, DIST, IMAGES, REPOSITORY, STOCK_SWITCH, chart_settings
 from e2e.rig.paths import Cluster as RigCluster
 from e2e.rig.shell import run
 from tests.system.waiting import wait_for
@@ -139,16 +139,6 @@ class Kubernetes:
         """Install the chart, or upgrade it to the same values; returns when the operator is
         available.
         """
-        images = {
-            key: dict(zip(("repository", "tag"), name.rsplit(":", 1), strict=True))
-            for key, name in self.images.items()
-        }
-        values = {
-            "image": images["operator"],
-            f"{self._worker}Image": images[self._worker],
-            "etcdImage": self.images["etcd"],
-        }
-        settings = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
         with TemporaryDirectory() as folder:  # from an archive, as a release's
             if DIST:
                 archive = released("pdcluster-*.tgz")
@@ -163,7 +153,7 @@ class Kubernetes:
                 "--timeout=3m",
                 RELEASE,
                 archive,
-                *settings,
+                *chart_settings(self.images),
             )
 
     def ask(self, *arguments: object) -> list[Json]:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# check.sh [--fast]: format, lint, types, import directions, what tests import, words, sizes, duplicates, the chart's
-# copies and the reference.  Runs them all, then says which failed.  --fast leaves out types: seconds, not a minute.
+# check.sh [--fast]: format, lint, types, import directions, what tests import, words, sizes, duplicates, the chart,
+# its copies and the reference.  Runs them all, then says which failed.  --fast leaves out types and the chart: seconds, not a minute.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -28,6 +28,7 @@ run words .venv/bin/python scripts/check_words.py
 run names .venv/bin/python scripts/check_names.py
 run sizes .venv/bin/python scripts/check_sizes.py
 run duplicates .venv/bin/python scripts/check_duplicates.py
+slow chart make --no-print-directory lint-chart
 run crds .venv/bin/python scripts/crds.py --check
 run charts .venv/bin/python scripts/chart_copies.py --check
 run reference .venv/bin/python scripts/reference.py --check

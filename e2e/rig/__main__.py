@@ -3,7 +3,7 @@
 import sys
 
 from e2e.rig import removal
-from e2e.rig.paths import CACHE, IMAGES, Cluster
+from e2e.rig.paths import CACHE, IMAGES, REPOSITORY, Cluster, chart_settings
 from e2e.rig.shell import CommandError
 
 USAGE = "usage: python -m e2e.rig up | down"
@@ -30,12 +30,19 @@ def main(arguments: list[str]) -> int:
 
 
 def _how_to_use(local: Cluster) -> str:
+    settings = " \\\n      ".join(chart_settings(IMAGES.tested))
     return f"""
 The cluster is up: one node, no registry and no way out of it.
 
     export KUBECONFIG={local.kubeconfig}
-    export PATH={CACHE.kubernetes}:$PATH        # where this machine has no kubectl
+    export PATH={CACHE.kubernetes}:{REPOSITORY}/.venv/bin:$PATH     # kubectl; helm and pdctl
     kubectl get pods --all-namespaces
+
+The operator, and a PDCluster of the sample model:
+
+    helm install pdcluster charts/pdcluster --namespace pdcluster-system --create-namespace \\
+      {settings}
+    kubectl apply -f examples/chat.yaml
 
 Images:  {" ".join(IMAGES.loaded)}
 Model:   PersistentVolumeClaim `models` in namespace default, folder {CACHE.model.name}

@@ -6,6 +6,7 @@ Two places: `.cluster/` in the repository is one running cluster and goes with
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,3 +137,17 @@ class Images:
 
 
 IMAGES = Images()
+
+
+def chart_settings(images: Mapping[str, str]) -> list[str]:
+    """Arguments of helm that give the chart these images, by what they are of."""
+    values = {"image": images["operator"]}
+    values |= {f"{name}Image": images[name] for name in ("worker", "server") if name in images}
+    parts = [(value, *name.rsplit(":", 1)) for value, name in values.items()]
+    return [
+        *(
+            f"--set-string={value}.repository={name},{value}.tag={tag}"
+            for value, name, tag in parts
+        ),
+        f"--set-string=etcdImage={images['etcd']}",
+    ]

@@ -1,12 +1,7 @@
-"""The metadata that repositories of charts show, and the rules of chart-testing's `ct lint`
-that need no network.
-"""
+"""The metadata that repositories of charts show."""
 
 import base64
-import re
-from pathlib import Path
 
-import pytest
 import yaml
 
 from tests.chart.helm_chart import CHART
@@ -46,17 +41,3 @@ def test_annotated_example_is_a_valid_pdcluster() -> None:
     (example,) = yaml.safe_load(ANNOTATIONS["artifacthub.io/crdsExamples"])
 
     assert PDCluster.model_validate(example).metadata.name == "chat"
-
-
-@pytest.mark.parametrize(
-    "path", [CHART / "Chart.yaml", CHART / "values.yaml"], ids=lambda p: p.name
-)
-def test_yaml_is_as_linters_of_charts_want_it(path: Path) -> None:
-    text = path.read_text()
-
-    assert text.endswith("\n")
-    assert not text.endswith("\n\n")
-    assert re.findall(r"[ \t]+$|\t", text, re.MULTILINE) == []
-    assert re.findall(r"^\s*#[^\s#!].*$", text, re.MULTILINE) == []  # a comment begins with a space
-    assert re.findall(r"^.*[^\s#] #.*$", text, re.MULTILINE) == []  # two spaces before one
-    assert re.findall(r"\{ | \}|\[ | \]", re.sub("#.*", "", text)) == []
