@@ -2,6 +2,7 @@
 outcomes.
 """
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 from client_blocks import Block, blocks, with_port, with_results
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 PAGE = """# Clients
 
@@ -74,3 +77,11 @@ def test_outcomes_take_the_place_of_older_ones() -> None:
         "| One | one 1.0 | passed |\n| Two | four 2 | failed |\n"
     )
     assert blocks(page) == blocks(PAGE)
+
+
+def test_a_word_of_no_heading_is_refused_before_anything_starts() -> None:
+    command = [sys.executable, str(SCRIPTS / "clients.py"), "--only", "pydantic-ai"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert "no heading has one of these words; there are OpenAI, Python, " in done.stderr
