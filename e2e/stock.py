@@ -5,8 +5,10 @@ from typing import Any
 
 import yaml
 
+from e2e.greedy import Greedy
 from e2e.harness import LOOK_SECONDS, NAME, SELECTOR, Json, Kubernetes
 from e2e.rig.paths import REPOSITORY
+from e2e.streams import Streams, cut
 from tests.system.waiting import wait_for
 
 VLLM_EXAMPLE = REPOSITORY / "examples" / "vllm.yaml"
@@ -147,3 +149,13 @@ def changed(found: Json, **engine: Any) -> Json:
     """The object with other values of `engine`."""
     spec = {**found["spec"], "engine": {**found["spec"]["engine"], **engine}}
     return {**found, "spec": spec}
+
+
+def assert_greedy(answers: list[Json], running: Streams, greedy: Greedy) -> str:
+    """None is missing, cut or not greedy; returns the figures."""
+    stories = running.stories
+    assert cut(answers, stories) == []
+    assert len(answers) == stories.count
+    excused = greedy.check(answers, stories.words)
+    num_remote = sum(answer["prefill"] == "remote" for answer in answers)
+    return f"{len(answers)} streams, {num_remote} prefilled remotely, {excused} tokens excused"

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -95,8 +96,20 @@ def metric(cluster: Kubernetes, pod: Json, name: str) -> float:
 
     Fails when the pod has no such metric.
     """
+    samples = _samples(cluster, pod, name)
+    assert samples, f"{pod['metadata']['name']} has no metric {name}"
+    return sum(value for _, value in samples)
+
+
+def by_rank(cluster: Kubernetes, pod: Json, name: str) -> Counter[str]:
+    """The same by the number of the engine, of a counter that has no other label."""
+    samples = _samples(cluster, pod, name)
+    ranks = {labels.partition('engine="')[2].partition('"')[0]: int(n) for labels, n in samples}
+    return Counter(ranks)
+
+
+def _samples(cluster: Kubernetes, pod: Json, name: str) -> list[tuple[str, float]]:
     (page,) = cluster.ask("get", f"http://{pod['status']['podIP']}:8000/metrics")
     assert page["status"] == 200
-    values = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", page["text"], re.MULTILINE)
-    assert values, f"{pod['metadata']['name']} has no metric {name}"
-    return sum(float(value) for value in values)
+    found = re.findall(rf"^{name}(\{{.*\}})? (\S+)$", page["text"], re.MULTILINE)
+    return [(labels, float(value)) for labels, value in found]

@@ -8,12 +8,20 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.client_program import Stories
-from e2e.harness import LOOK_SECONDS, NAME, READY_SECONDS, Json, Kubernetes, example, ready
+from e2e.groups import (
+    FOLLOWER,
+    LEADER,
+    SCALER,
+    TWO_PODS,
+    addresses,
+    every_pod,
+    restart_notes,
+    uids,
+    wait_for_groups,
+)
+from e2e.harness import NAME, Json, Kubernetes, example
 from e2e.streams import URL, cut, metric, streams
-from tests.system.waiting import wait_for
 
-LEADER, FOLLOWER = "pdcluster.io/role=mixed", "pdcluster.io/role=mixed-follower"
-SCALER = f"pdps/{NAME}-mixed-cpu"
 BEGIN_SECONDS = 120.0
 STREAM_SECONDS = 300.0
 
@@ -22,10 +30,10 @@ STREAM_SECONDS = 300.0
 def wide(operator: Kubernetes) -> Iterator[Kubernetes]:
     """The example with one mixed worker of two pods, and a client pod."""
     body = example()
-    spec, pool = body["spec"], {"name": "cpu", "replicas": 1, "podsPerReplica": 2}
+    spec = body["spec"]
     spec["engine"] |= {"dataParallelSize": 2, "maxModelLen": 2048, "kvCacheMemory": "256Mi"}
     small = {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "3Gi"}}
-    spec["roles"] = {"mixed": {"pools": [pool], "resources": small}}
+    spec["roles"] = {"mixed": {"pools": [TWO_PODS], "resources": small}}
     del spec["routing"]
     operator.kubectl("delete", f"pdc/{NAME}", "--ignore-not-found", "--wait")
     operator.kubectl("apply", "--filename=-", stdin=json.dumps(body))
@@ -33,37 +41,6 @@ def wide(operator: Kubernetes) -> Iterator[Kubernetes]:
     wait_for_groups(operator, 1)
     yield operator
     operator.kubectl("delete", f"pdc/{NAME}", "--ignore-not-found", "--wait")
-
-
-def wait_for_groups(cluster: Kubernetes, number: int) -> None:
-    """Wait until so many workers are there, with all of their pods ready, and none is left over."""
-
-    def is_there() -> bool:
-        pods = every_pod(cluster)
-        status = cluster.get(f"pdc/{NAME}").get("status", {})
-        return (
-            (len(pods), len(ready(pods))) == (2 * number, 2 * number)
-            and status.get("decode") == f"{number}/{number}"
-            and cluster.is_ready()
-        )
-
-    wait_for(
-        is_there,
-        READY_SECONDS,
-        lambda: cluster.kubectl("get", "pods,statefulsets,pdc"),
-        poll_seconds=LOOK_SECONDS,
-    )
-
-
-def every_pod(cluster: Kubernetes) -> list[Json]:
-    """The pods of all workers, those that are ending among them."""
-    selector = f"pdcluster.io/cluster={NAME},pdcluster.io/worker"
-    pods: list[Json] = cluster.get("pods", f"--selector={selector}")["items"]
-    return pods
-
-
-def uids(cluster: Kubernetes) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in every_pod(cluster)}
 
 
 def answers(cluster: Kubernetes) -> list[Json]:
@@ -81,29 +58,20 @@ def test_engines_in_two_pods_answer_behind_one_service(wide: Kubernetes) -> None
     assert all("Paris" in answer["text"] for answer in found)
     # there is no such number before the first request
     assert metric(wide, leader, "pdcluster_engine_requests_total") == 8
-    slices = wide.get("endpointslices", f"--selector=kubernetes.io/service-name={NAME}")["items"]
-    addresses = {a for part in slices for each in part["endpoints"] for a in each["addresses"]}
-    assert addresses == {leader["status"]["podIP"]}
-    assert follower["status"]["podIP"] not in addresses
+    assert addresses(wide) == {leader["status"]["podIP"]}
+    assert follower["status"]["podIP"] not in addresses(wide)
 
 
 @pytest.mark.parametrize("role", [FOLLOWER, LEADER])
 def test_a_killed_pod_restarts_its_whole_worker(wide: Kubernetes, role: str) -> None:
-    before = uids(wide)
+    before = uids(every_pod(wide))
     (victim,) = wide.pods(role)
 
     wide.kubectl("delete", f"pod/{victim['metadata']['name']}", "--force", "--grace-period=0")
-    wait_for(
-        lambda: not before & uids(wide),
-        READY_SECONDS,
-        lambda: wide.kubectl("get", "pods,statefulsets,pdc"),
-        poll_seconds=LOOK_SECONDS,
-    )
-    wait_for_groups(wide, 1)
+    wait_for_groups(wide, 1, gone=before)
 
     assert [answer["status"] for answer in answers(wide)] == [200] * 8
-    events = wide.get("events.events.k8s.io")["items"]
-    notes = [event["note"] for event in events if event["reason"] == "GroupRestarting"]
+    notes = restart_notes(wide)
     assert any(f"pod {victim['metadata']['name']}: " in note for note in notes), notes
 
 

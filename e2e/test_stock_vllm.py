@@ -19,6 +19,7 @@ from e2e.stock import (
     DECODE,
     PREFILL,
     START_SECONDS,
+    assert_greedy,
     changed,
     condition,
     elapsed,
@@ -31,7 +32,7 @@ from e2e.stock import (
     wait_gone,
     wait_left,
 )
-from e2e.streams import Streams, cut, streams
+from e2e.streams import cut, streams
 from tests.system.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(
@@ -55,16 +56,6 @@ def stock(operator: Kubernetes, note: Callable[[str], None]) -> Kubernetes:
     if is_new:
         note(f"one worker of each role was ready after {elapsed(since)}")
     return operator
-
-
-def assert_greedy(answers: list[Json], running: Streams, greedy: Greedy) -> str:
-    """None is missing, cut or not greedy; returns the figures."""
-    stories = running.stories
-    assert cut(answers, stories) == []
-    assert len(answers) == stories.count
-    excused = greedy.check(answers, stories.words)
-    num_remote = sum(answer["prefill"] == "remote" for answer in answers)
-    return f"{len(answers)} streams, {num_remote} prefilled remotely, {excused} tokens excused"
 
 
 def answered(
