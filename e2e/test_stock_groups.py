@@ -172,5 +172,4 @@ def test_a_worker_that_is_scaled_away_drains_through_its_leader(
         lambda: wide.kubectl("get", "pods,statefulsets,pdc"),
         poll_seconds=LOOK_SECONDS,
     )
-    wide.kubectl("scale", SCALER, "--replicas=1")
-    wait_for_groups(wide, 1, seconds=START_SECONDS)
+    wide.kubectl("scale", SCALER, "--replicas=1")  # which the next test waits for

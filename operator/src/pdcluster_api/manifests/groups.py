@@ -152,6 +152,10 @@ def follower_template(leader: Manifest, role: str) -> Manifest:
         *mains,
         *(each for each in spec["containers"] if each["name"] != CONTAINER),
     ]
+    if engines:
+        # as its pod's first process it would not end by SIGTERM before it handles that, which it
+        # does once it has loaded: its worker could not start again for the whole grace period
+        spec.setdefault("shareProcessNamespace", True)
     if "initContainers" in spec:
         spec["initContainers"] = [each for each in spec["initContainers"] if not _is_engine(each)]
     spec.pop("topologySpreadConstraints", None)

@@ -170,6 +170,9 @@ def test_ranks_of_a_stock_engine_are_divided_among_the_pods() -> None:
     mounts = {each["name"] for each in following["volumeMounts"]}
     assert {each["name"] for each in template["spec"]["volumes"]} == mounts
     assert "tls" in {each["name"] for each in pod(leader)["spec"]["volumes"]} - mounts
+    # it ends by SIGTERM while it loads, too: a first process would not get it
+    assert pod(follower)["spec"]["shareProcessNamespace"] is True
+    assert "shareProcessNamespace" not in pod(leader)["spec"]
     for engine in (led, following):
         assert engine["resources"]["limits"] == {"nvidia.com/gpu": "8"}
         assert set(variables(engine)) >= {"LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS", "POD_IP"}
