@@ -29,7 +29,9 @@ def make_adapter(
     lora: dict[str, torch.Tensor] = {}
     scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
     draw = torch.Generator().manual_seed(seed)
-    for name in [name for name in weights if name.split(".")[-2] in targets]:
+    for name in [name for name in weights if name.endswith(".weight")]:
+        if name.split(".")[-2] not in targets:
+            continue
         rows, columns = weights[name].shape
         a = torch.randn(rank, columns, generator=draw) / columns**0.5
         b = torch.randn(rows, rank, generator=draw) / rank**0.5

@@ -5,7 +5,9 @@ least that vLLM takes), llama-heavy (25 MB, for tests that act in the middle of 
 answer), llama-mha (as many KV heads as query heads),
 mistral (sliding window off, one KV head), qwen2 (biases), qwen3 (query and key
 norms), smollm3 (layers without positions), gemma (offset norms, scaled
-embedding, tied head) or olmo2 (none of our decoder's: norms come after).
+embedding, tied head), mixtral, few-experts (3 of them),
+qwen3-moe (one layer of experts, one without),
+gpt-oss (stacked experts, sinks, a window) or olmo2 (none of our decoder's: norms come after).
 mistral-window, qwen2-window, gemma3 and olmo3 have sliding windows of WINDOW
 tokens: all layers of mistral-window, one of two of the others.  The same
 kind and seed give the same weights.  Weights are drawn wide, so that greedy
@@ -65,6 +67,28 @@ def make_config(kind: str) -> Any:
         "qwen3": ("Qwen3Config", {}),
         "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0]}),
         "gemma": ("GemmaConfig", {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}),
+        "mixtral": ("MixtralConfig", {"num_local_experts": 8, "intermediate_size": 96}),
+        "few-experts": ("MixtralConfig", {"num_local_experts": 3}),
+        "qwen3-moe": (
+            "Qwen3MoeConfig",
+            {
+                "num_experts": 8,
+                "num_experts_per_tok": 3,
+                "moe_intermediate_size": 32,
+                "norm_topk_prob": True,
+                "mlp_only_layers": [1],
+            },
+        ),
+        "gpt-oss": (
+            "GptOssConfig",
+            {
+                "num_local_experts": 8,
+                "num_experts_per_tok": 3,
+                "intermediate_size": 96,
+                "sliding_window": WINDOW,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+        ),
         "olmo2": ("Olmo2Config", {}),
         "mistral-window": ("MistralConfig", {"sliding_window": WINDOW}),
         "qwen2-window": (
@@ -128,7 +152,7 @@ def make_tiny_model(kind: str, folder: Path, seed: int = 0) -> Path:
         model = AutoModelForCausalLM.from_config(make_config(kind), dtype=torch.float32)
         for name, parameter in model.named_parameters():
             # made as 0 or 1, which would hide that they are left out
-            if name.endswith("bias") or "norm" in name:
+            if name.endswith(("bias", "sinks")) or "norm" in name:
                 parameter.data += 0.3 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)

@@ -35,7 +35,11 @@ def step_logits(forward: Forward, vocab_size: int) -> Tensor:
 
 
 def _request(name: str, number: int, blocks: tuple[int, ...], vocab_size: int) -> EngineRequest:
-    length = LENGTHS[number]
-    tokens = [(7919 * (place + 1) + 31 * number) % vocab_size for place in range(length)]
+    tokens = tokens_of(number, vocab_size)
     sampling = SamplingParams(max_tokens=1, seed=0)
-    return EngineRequest(name, tokens, length, sampling, block_table=list(blocks))
+    return EngineRequest(name, tokens, len(tokens), sampling, block_table=list(blocks))
+
+
+def tokens_of(number: int, vocab_size: int) -> list[int]:
+    """Of a sequence of LENGTHS."""
+    return [(7919 * (place + 1) + 31 * number) % vocab_size for place in range(LENGTHS[number])]

@@ -69,7 +69,7 @@ def assert_same(one, other):
     assert torch.equal(one[0], other[0])
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma", "gpt-oss"])
 def test_a_row_has_the_same_bits_on_every_path(kind, make):
     alone = answer(make(kind))
     assert_same(answer(make(kind), chunk=7), alone)

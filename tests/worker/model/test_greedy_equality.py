@@ -8,12 +8,13 @@ from tests.equality import assert_same_tokens
 from tests.worker.model.random_prompts import random_prompt
 
 KINDS = ["llama", "llama-mha", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "olmo2"]
+MIXED = ["mixtral", "qwen3-moe", "gpt-oss"]  # layers with experts; the last has sinks and windows
 WINDOWED = ["mistral-window", "qwen2-window", "gemma3", "olmo3"]
 """The first two run by our decoder, the others by transformers' code; a window is 24 tokens."""
 NUM_OUTPUT = 12
 
 
-@pytest.fixture(params=[*KINDS, *WINDOWED])
+@pytest.fixture(params=[*KINDS, *MIXED, *WINDOWED])
 def folder(request, tiny_folder):
     return tiny_folder(request.param)
 

@@ -43,6 +43,8 @@ KINDS = [
     "qwen3",
     "smollm3",
     "gemma",
+    "mixtral",
+    "qwen3-moe",
 ]
 MAX_DIFFERENCE = {"float32": 1e-3, "bfloat16": 0.08}
 """Largest difference of the logits, relative to their size: rounding of another order."""
@@ -127,6 +129,10 @@ def test_a_family_computes_what_transformers_computes(kind, dtype, tiny_folder):
         ("mistral", {"head_dim": 8}),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 0}),
         ("qwen3", {"attention_bias": True}),
+        ("mixtral", {"sliding_window": 24, "num_experts_per_tok": 1}),
+        ("qwen3-moe", {"norm_topk_prob": False, "mlp_only_layers": None}),
+        ("qwen3-moe", {"decoder_sparse_step": 2, "mlp_only_layers": None}),
+        ("qwen3-moe", {"use_sliding_window": True, "sliding_window": 24}),
         ("qwen3", {"layer_types": ["sliding_attention", "full_attention"]}),
         ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 2, "mlp_bias": True}),
         ("smollm3", {"use_sliding_window": True, "sliding_window": 24}),
@@ -216,19 +222,30 @@ def test_defaults_of_a_family_are_those_of_transformers(kind):
             "num_key_value_heads",
             "intermediate_size",
             "vocab_size",
+            "moe_intermediate_size",
+            "num_experts",
+            "num_local_experts",
+            "num_experts_per_tok",
         )
+        if hasattr(config, name)
     }
     found = read_architecture({"model_type": kind, **needed}, 8192)
     assert found.is_tied == config.tie_word_embeddings
     assert found.epsilon == config.rms_norm_eps
-    assert found.activation == ACTIVATIONS[config.hidden_act]
+    own = "clamped_silu" if kind == "gpt_oss" else ACTIVATIONS[config.hidden_act]
+    assert found.activation == own
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     assert found.attention.head_dim == head_dim
     assert found.rotary.theta == config.rope_parameters["rope_theta"]
+    assert found.rotary.kind == config.rope_parameters["rope_type"]
     assert found.has_out_bias == getattr(config, "attention_bias", False)
     assert found.has_mlp_bias == getattr(config, "mlp_bias", False)
-    window = config.sliding_window if kind == "mistral" else None
-    assert {*found.windows} == {window}
+    windows = {"mistral": {4096}, "gpt_oss": {128, None}}.get(kind, {None})
+    assert {*found.windows} == windows
+    if kind in ("qwen3_moe", "mixtral"):
+        normalizes = getattr(config, "norm_topk_prob", True)
+        assert found.mixture is not None
+        assert (found.mixture.normalizes, {*found.mixture.is_mixed}) == (normalizes, {True})
     if kind == "smollm3":
         assert found.rotates == tuple(map(bool, config.no_rope_layers))
 
@@ -255,6 +272,10 @@ def test_defaults_of_a_family_are_those_of_transformers(kind):
         ("qwen2-window", {"layer_types": ["full_attention"]}, "layer_types names 1 of 2 layers"),
         ("qwen2-window", {"sliding_window": None}, "sliding_window None is no window"),
         ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers names 1 of 2 layers"),
+        ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, of 8 experts"),
+        ("mixtral", {"num_local_experts": 0}, "num_local_experts is 0"),
+        ("qwen3-moe", {"num_experts": "8"}, "num_experts is '8'"),
+        ("qwen3-moe", {"num_local_experts": ...}, "num_local_experts is missing"),
     ],
 )
 def test_what_our_decoder_does_not_compute_is_left_to_transformers(

@@ -104,7 +104,7 @@ INT8_INPUT = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"
     [
         ({"quant_method": "gptq", "bits": 4}, "quant_method is gptq"),
         ({"quant_method": "awq", "bits": 4}, "quant_method is awq"),
-        ({"quant_method": "mxfp4"}, "quant_method is mxfp4"),
+        ({"quant_method": "gptq"}, "quant_method is gptq"),
         ({"bits": 4}, "quant_method is None"),
         (weights(num_bits=4), "weights have 4 bits of type int, not 8"),
         (weights(symmetric=False), "weights.symmetric is false"),

@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from pdcluster_worker.model.ops.operations import Layer, Layers, Norm, Operations
+from pdcluster_worker.model.ops.experts import Experts
+from pdcluster_worker.model.ops.operations import Layer, Layers, Mlp, Norm, Operations
 from tests.worker.model.ops.paged_steps import Case, Step
 
 HEADS = Case("", (), num_heads=6, num_kv_heads=2, head_dim=32, block_size=16)
@@ -23,13 +24,22 @@ def make_layers(
     """Two layers that differ in all that a layer may have."""
     random = torch.Generator().manual_seed(5)
 
-    def packed(columns: int, depth: int, *, biased: bool = False):
+    def packed(columns: int, depth: int, *, biased: bool = False, wide: bool = False):
         weight = torch.randn(columns, depth, generator=random) / math.sqrt(depth)
         bias = torch.randn(columns, generator=random).to(dtype) if biased else None
-        return ops.pack(weight.to(dtype), bias)
+        return ops.pack(weight.to(dtype), bias, wide=wide)
 
     def norm(*, rounds_first: bool) -> Norm:
         return Norm(torch.rand(depth, generator=random) + 0.5, 1e-5, rounds_first)
+
+    def experts() -> Experts:
+        return Experts(
+            router=packed(6, depth, biased=True, wide=True),
+            gate_up=[packed(2 * inner, depth, biased=True) for _ in range(6)],
+            down=[packed(depth, inner, biased=True) for _ in range(6)],
+            chosen=3,
+            normalizes=False,
+        )
 
     def layer(*, is_plain: bool) -> Layer:
         return Layer(
@@ -38,10 +48,10 @@ def make_layers(
             head_norms=None if is_plain else step.norms,
             out=packed(depth, HEADS.num_heads * HEADS.head_dim),
             mlp_norm=norm(rounds_first=is_plain),
-            gate_up=packed(2 * inner, depth),
-            down=packed(depth, inner),
+            mlp=Mlp(packed(2 * inner, depth), packed(depth, inner)) if is_plain else experts(),
             rotates=not is_plain,
             window=None if is_plain else 40,
+            sinks=None if is_plain else torch.randn(HEADS.num_heads, generator=random),
         )
 
     return Layers([layer(is_plain=True), layer(is_plain=False)], "silu")

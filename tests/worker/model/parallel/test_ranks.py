@@ -51,6 +51,12 @@ WAIT_SECONDS = 30.0
             1,
             r"engine\.tensorParallelSize of 4 .* its KV heads \(2\): set it to one of 1, 2$",
         ),
+        (
+            "few-experts",
+            2,
+            1,
+            r"engine\.tensorParallelSize of 2 .* its experts \(3\): set it to one of 1$",
+        ),
         ("llama", 1, 4, r"engine\.pipelineParallelSize of 4 is over this model's 2 layers"),
     ],
 )

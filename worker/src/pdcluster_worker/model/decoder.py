@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pdcluster_worker.model.ops.experts import Experts
 from pdcluster_worker.model.ops.operations import Layers, Norm, Operations, Packed, Rotation
 from pdcluster_worker.model.step_plan import StepPlan
 
@@ -94,5 +95,8 @@ class Decoder(Forward):
         hidden = self._weights.embedding[:1].repeat(num_rows, 1)
         qkv = ops.linear(hidden, layer.qkv)
         ops.linear(qkv[:, : ops.shape.num_heads * ops.shape.head_dim].contiguous(), layer.out)
-        gate_up = ops.linear(hidden, layer.gate_up)
-        ops.linear(ops.gate_mul(gate_up, layers.activation), layer.down)
+        if isinstance(layer.mlp, Experts):
+            ops.mix_experts(hidden, layer.mlp, layers.activation)
+        else:
+            gate_up = ops.linear(hidden, layer.mlp.gate_up)
+            ops.linear(ops.gate_mul(gate_up, layers.activation), layer.mlp.down)

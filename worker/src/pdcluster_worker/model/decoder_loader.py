@@ -13,6 +13,7 @@ from pdcluster_worker.model.decoder import Decoder, DecoderWeights
 from pdcluster_worker.model.loading.checkpoint import EMBEDDING, NORM, Checkpoint, Linear
 from pdcluster_worker.model.ops.adapters import Adapted, LayerAdapters, LowRank
 from pdcluster_worker.model.ops.cpu import CpuOperations
+from pdcluster_worker.model.ops.experts import Experts
 from pdcluster_worker.model.ops.kernel_arguments import KINDS
 from pdcluster_worker.model.ops.kernel_object import Kernels, find_kernels, requested_level
 from pdcluster_worker.model.ops.operations import (
@@ -22,6 +23,7 @@ from pdcluster_worker.model.ops.operations import (
     HeadNorms,
     Layer,
     Layers,
+    Mlp,
     Norm,
     Operations,
     Packed,
@@ -46,6 +48,11 @@ def open_decoder(
     group: Group = ALONE,
 ) -> Decoder:
     """cache: the rank's part.  Raises ModelError if `invariant` is impossible."""
+    if cache.device.type == "cuda" and checkpoint.architecture.mixture is not None:
+        raise ModelError(
+            "models with experts are computed on CPUs so far, not on cuda: set engine.device: cpu, "
+            "or engine.type: vllm"
+        )
     shape = rank.shape(checkpoint.architecture.attention)
     operations = make_operations(cache, shape, limits, invariant=invariant, group=group)
     return Decoder(operations, pack_decoder(checkpoint, limits.longest, operations, rank))
@@ -152,18 +159,50 @@ def _layer(checkpoint: Checkpoint, index: int, operations: Operations, rank: Par
         else None,
         out=inputs("self_attn.o_proj"),
         mlp_norm=norm("post_attention_layernorm"),
-        gate_up=outputs("mlp.gate_proj", "mlp.up_proj"),
-        down=inputs("mlp.down_proj"),
+        mlp=_experts(checkpoint, path, operations, rank)
+        if architecture.is_mixed(index)
+        else Mlp(outputs("mlp.gate_proj", "mlp.up_proj"), inputs("mlp.down_proj")),
         rotates=architecture.rotates[index],
         window=architecture.windows[index],
-        adapted=_adapters(checkpoint, path, operations, rank) if checkpoint.adapters else None,
+        sinks=_sinks(checkpoint, path, operations, rank) if architecture.family.has_sinks else None,
+        adapted=_adapters(checkpoint, index, operations, rank) if checkpoint.adapters else None,
     )
 
 
-def _adapters(
+def _experts(
     checkpoint: Checkpoint, path: str, operations: Operations, rank: ParallelRank
+) -> Experts:
+    """Those of the rank, each of them whole."""
+    mixture = checkpoint.architecture.mixture
+    assert mixture is not None, "the layer has experts"
+    own = rank.share(mixture.count)
+    products = [checkpoint.expert(path, index) for index in range(own.start, own.stop)]
+    return Experts(
+        router=_pack(
+            checkpoint, operations, checkpoint.linear(f"{path}.{mixture.names.router}"), wide=True
+        ),
+        gate_up=[_pack(checkpoint, operations, *gate_up) for gate_up, _ in products],
+        down=[_pack(checkpoint, operations, down) for _, down in products],
+        chosen=mixture.chosen,
+        normalizes=mixture.normalizes,
+        first=own.start,
+    )
+
+
+def _sinks(checkpoint: Checkpoint, path: str, operations: Operations, rank: ParallelRank) -> Tensor:
+    sinks = checkpoint.tensors[f"{path}.self_attn.sinks"]
+    share = rank.share(len(sinks))
+    return operations.place(sinks[share].to(checkpoint.dtype).float().contiguous())
+
+
+def _adapters(
+    checkpoint: Checkpoint, index: int, operations: Operations, rank: ParallelRank
 ) -> LayerAdapters:
-    """The rank's part: its rows of B where outputs are divided, else its columns of A."""
+    """The rank's part: its rows of B where outputs are divided, else its columns of A.
+
+    Experts have none.
+    """
+    path = f"model.layers.{index}"
 
     def converted(a: Tensor, b: Tensor, part: LowRank) -> LowRank:
         return replace(part, a=a.to(checkpoint.dtype), b=b.to(checkpoint.dtype))
@@ -186,11 +225,12 @@ def _adapters(
         parts = [[part and converted(part.a[:, share], part.b, part)] for part in found]
         return operations.pack_adapters(parts, columns)
 
+    is_mixed = checkpoint.architecture.is_mixed(index)
     return LayerAdapters(
         qkv=outputs("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         out=inputs("self_attn.o_proj"),
-        gate_up=outputs("mlp.gate_proj", "mlp.up_proj"),
-        down=inputs("mlp.down_proj"),
+        gate_up=None if is_mixed else outputs("mlp.gate_proj", "mlp.up_proj"),
+        down=None if is_mixed else inputs("mlp.down_proj"),
     )
 
 
@@ -218,7 +258,7 @@ def _norm(checkpoint: Checkpoint, name: str, operations: Operations) -> Norm:
     return Norm(
         operations.place(1.0 + weight if has_offset else weight),
         checkpoint.architecture.epsilon,
-        rounds_first=not has_offset,
+        rounds_first=not checkpoint.architecture.family.norms_round_once,
     )
 
 

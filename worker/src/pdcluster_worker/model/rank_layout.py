@@ -1,6 +1,6 @@
 """A rank's share of heads and layers: rank = stage * tensor_size + part."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pdcluster_worker.errors import ModelError
@@ -85,14 +85,14 @@ ONE_RANK = ParallelRank()
 
 
 def check_divides(
-    place: ParallelRank, shape: AttentionShape, intermediate_size: int, num_layers: int
+    place: ParallelRank, shape: AttentionShape, divided: Mapping[str, int], num_layers: int
 ) -> None:
-    """Raise ModelError where the ranks do not divide the model."""
+    """Raise ModelError where the ranks do not divide the model.  divided: counts beside heads."""
     size = place.tensor_size
     counts = {
         "KV heads": shape.num_kv_heads,
         "attention heads": shape.num_heads,
-        "intermediate size": intermediate_size,
+        **divided,
     }
     uneven = [f"its {name} ({count})" for name, count in counts.items() if count % size]
     if uneven:

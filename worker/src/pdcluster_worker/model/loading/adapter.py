@@ -158,8 +158,10 @@ def _pairs(
     for key, tensor in tensors.items():
         found = _WEIGHT.fullmatch(key)
         module = found[1] if found else key
-        if found is None or len(shapes.get(f"{module}.weight", ())) != 2 or "proj" not in module:
-            last = module.removesuffix(".weight").rpartition(".")[2]
+        is_expert = ".experts." in module
+        is_product = len(shapes.get(f"{module}.weight", ())) == 2 and "proj" in module
+        if found is None or not is_product or is_expert:
+            last = "experts" if is_expert else module.removesuffix(".weight").rpartition(".")[2]
             raise ModelError(
                 f"{name} changes {last} ({key}), and our engine adapts {_PROJECTIONS} of this "
                 f"model's {_num_layers(shapes)} layers: {_FIX}"

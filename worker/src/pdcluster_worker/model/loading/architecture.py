@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from pdcluster_worker.model.loading.experts import ExpertNames, Mixture
 from pdcluster_worker.model.loading.support import Config, UnsupportedArchError
 from pdcluster_worker.model.ops.operations import Activation, AttentionShape
 
@@ -22,9 +23,17 @@ class Rotary:
     parameters: Parameters = field(default_factory=dict)
 
     @staticmethod
-    def read(config: Mapping[str, Any], head_dim: int, default_theta: float) -> "Rotary":
-        """Raises UnsupportedArchError for a kind without fixed frequencies."""
-        given: Any = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    def read(
+        config: Mapping[str, Any],
+        head_dim: int,
+        default_theta: float,
+        default: Parameters | None = None,
+    ) -> "Rotary":
+        """Raises UnsupportedArchError for a kind without fixed frequencies.
+
+        default: parameters where the config has none.
+        """
+        given: Any = config.get("rope_scaling") or config.get("rope_parameters") or default or {}
         if not isinstance(given, dict) or any(isinstance(each, dict) for each in given.values()):
             raise UnsupportedArchError(f"rope_parameters is {given!r}")
         kind = str(given.get("rope_type", given.get("type", "default")))
@@ -133,16 +142,22 @@ class Family:
     """Traits of a model type, and its defaults for fields that a config may leave out."""
 
     rope_theta: float = 10000.0
+    rope_parameters: Parameters | None = None
     tie_word_embeddings: bool = False
     qkv_bias: bool | None = None  # qwen2: always; None = as `attention_bias` says
     mlp_bias: bool = False
     head_norms: bool = False  # each query and key head is normed (qwen3)
-    offset_norms: bool = False  # norms store their weight less 1 and round once (gemma)
+    offset_norms: bool = False  # norms store their weight less 1 (gemma)
+    norms_round_once: bool = False
     scales_embedding: bool = False
+    experts: ExpertNames | None = None
+    has_sinks: bool = False  # each head has a score without a value
     # defaults of fields
     sliding_window: int | None = None
     head_dim: int | None = None  # None = hidden_size / num_attention_heads
     hidden_act: str = "silu"
+    attention_bias: bool = False
+    epsilon: float = 1e-6
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -154,9 +169,47 @@ FAMILIES: Mapping[str, Family] = {
     "gemma": Family(
         tie_word_embeddings=True,
         offset_norms=True,
+        norms_round_once=True,
         scales_embedding=True,
         head_dim=256,
         hidden_act="gelu_pytorch_tanh",
+    ),
+    "mixtral": Family(
+        rope_theta=1e6,
+        qkv_bias=False,
+        experts=ExpertNames(
+            router="block_sparse_moe.gate",
+            each="block_sparse_moe.experts",
+            gate="w1",
+            up="w3",
+            down="w2",
+        ),
+        epsilon=1e-5,
+    ),
+    "qwen3_moe": Family(
+        head_norms=True,
+        experts=ExpertNames(
+            router="mlp.gate",
+            each="mlp.experts",
+            inner="moe_intermediate_size",
+        ),
+        sliding_window=4096,
+    ),
+    "gpt_oss": Family(
+        rope_theta=150000.0,
+        rope_parameters={
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        norms_round_once=True,
+        experts=ExpertNames(router="mlp.router", each="mlp.experts", is_stacked=True),
+        has_sinks=True,
+        sliding_window=128,
+        head_dim=64,
+        attention_bias=True,
+        epsilon=1e-5,
     ),
 }
 
@@ -184,6 +237,18 @@ class Architecture:
     windows: tuple[int | None, ...]  # per layer, in tokens; None = full attention
     rotates: tuple[bool, ...]  # per layer: has positions
     embedding_scale: float | None  # None = 1
+    mixture: Mixture | None = None  # None = no layer has experts
+
+    def is_mixed(self, layer: int) -> bool:
+        return self.mixture is not None and self.mixture.is_mixed[layer]
+
+    @property
+    def divided(self) -> dict[str, int]:
+        """Counts, beside heads, that ranks of one stage divide."""
+        dense = {"intermediate size": self.intermediate_size}
+        if self.mixture is None:
+            return dense
+        return {"experts": self.mixture.count} | ({} if all(self.mixture.is_mixed) else dense)
 
     @property
     def num_layers(self) -> int:
@@ -202,17 +267,17 @@ def read_architecture(config: Config, max_model_len: int) -> Architecture:
     num_kv_heads = _optional(config, "num_key_value_heads", int) or num_heads
     if num_heads % num_kv_heads or head_dim % 2:
         raise UnsupportedArchError("its heads do not divide")
-    attention_bias = _flag(config, "attention_bias", default=False)
+    attention_bias = _flag(config, "attention_bias", default=family.attention_bias)
     has_qkv_bias = attention_bias if family.qkv_bias is None else family.qkv_bias
     return Architecture(
         family=family,
         activation=_activation(config, family),
         attention=AttentionShape(num_heads, num_kv_heads, head_dim, head_dim**-0.5),
-        rotary=Rotary.read(config, head_dim, family.rope_theta),
+        rotary=Rotary.read(config, head_dim, family.rope_theta, family.rope_parameters),
         hidden_size=hidden_size,
         intermediate_size=_number(config, "intermediate_size"),
         vocab_size=_number(config, "vocab_size"),
-        epsilon=float(_required({"rms_norm_eps": 1e-6, **config}, "rms_norm_eps", float)),
+        epsilon=float(_required({"rms_norm_eps": family.epsilon, **config}, "rms_norm_eps", float)),
         is_tied=_flag(config, "tie_word_embeddings", default=family.tie_word_embeddings),
         has_qkv_bias=has_qkv_bias,
         has_out_bias=attention_bias and family.qkv_bias is None,
@@ -220,10 +285,37 @@ def read_architecture(config: Config, max_model_len: int) -> Architecture:
         windows=_windows(config, family, num_layers, max_model_len),
         rotates=_rotates(config, num_layers),
         embedding_scale=hidden_size**0.5 if family.scales_embedding else None,
+        mixture=None if family.experts is None else _mixture(config, family.experts, num_layers),
+    )
+
+
+def _mixture(config: Config, names: ExpertNames, num_layers: int) -> Mixture:
+    # one name is the other's alias
+    field = "num_experts" if "num_experts" in config else "num_local_experts"
+    count, chosen = _number(config, field), _number(config, "num_experts_per_tok")
+    if chosen > count:
+        raise UnsupportedArchError(f"num_experts_per_tok is {chosen}, of {count} experts")
+    is_qwen = config["model_type"] == "qwen3_moe"
+    dense = (_optional(config, "mlp_only_layers", list) or []) if is_qwen else []
+    step = (_optional(config, "decoder_sparse_step", int, 1) or 1) if is_qwen else 1
+    return Mixture(
+        names,
+        count,
+        chosen,
+        _number(config, names.inner),
+        normalizes=_flag(config, "norm_topk_prob", default=False) if is_qwen else True,
+        is_mixed=tuple(
+            layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)
+        ),
     )
 
 
 def _activation(config: Config, family: Family) -> Activation:
+    if config["model_type"] == "gpt_oss":
+        for name, value in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
+            if config.get(name, value) != value:
+                raise UnsupportedArchError(f"{name} is {config[name]}, not {value}")
+        return "clamped_silu"
     name = str(config.get("hidden_act", family.hidden_act))
     if name == "gelu" and config["model_type"] == "gemma":
         name = "gelu_pytorch_tanh"  # as old gemma configs mean it
@@ -240,8 +332,10 @@ def _windows(
     if kind in ("llama", "gemma"):
         return (None,) * num_layers
     window = _optional(config, "sliding_window", int, family.sliding_window)
-    if kind == "mistral":
+    if kind in ("mistral", "mixtral"):
         slides = [window is not None] * num_layers
+    elif kind == "gpt_oss":
+        slides = _sliding_layers(config, num_layers, window)
     elif not _flag(config, "use_sliding_window", default=False):
         slides = [False] * num_layers
     else:
@@ -258,6 +352,10 @@ def _sliding_layers(config: Config, num_layers: int, window: int | None) -> list
         if len(kinds) != num_layers:
             raise UnsupportedArchError(f"layer_types names {len(kinds)} of {num_layers} layers")
         return [kind == "sliding_attention" for kind in kinds]
+    if config["model_type"] == "gpt_oss":
+        return [layer % 2 == 0 for layer in range(num_layers)]
+    if config["model_type"] == "qwen3_moe":
+        return [window is not None] * num_layers
     if config["model_type"] == "smollm3":
         return [window is not None and not rotates for rotates in _rotates(config, num_layers)]
     first = _optional(config, "max_window_layers", int, 28) or 0

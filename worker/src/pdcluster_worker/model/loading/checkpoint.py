@@ -15,10 +15,12 @@ from torch import Tensor
 
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.loading.architecture import Architecture
+from pdcluster_worker.model.loading.experts import in_halves
 from pdcluster_worker.model.loading.quantization import Precision, WeightScheme
 from pdcluster_worker.model.loading.stored_weights import (
     PARTS,
     PRECISIONS,
+    StoredStack,
     StoredWeight,
     stored_weight,
 )
@@ -44,6 +46,7 @@ class Checkpoint:
     dtype: torch.dtype
     tensors: Mapping[str, Tensor]  # by name, in the files' dtypes; none of `quantized`
     quantized: Mapping[str, StoredWeight]  # by the name of the linear layer
+    stacks: Mapping[str, StoredStack]  # experts in MXFP4
     adapters: tuple[Adapter, ...] = ()
     quantization: Precision | None = None  # in which weights of layers are read; None = their own
 
@@ -52,13 +55,44 @@ class Checkpoint:
         bias = self.tensors.get(f"{name}.bias")
         if name in self.quantized:
             return Linear(self.quantized[name].read(), bias)
-        weight = self.tensors[f"{name}.weight"]
-        if self.quantization is None or not name.startswith(_LAYERS):
-            return Linear(weight, bias)
+        return Linear(self._weight(name, self.tensors[f"{name}.weight"]), bias)
+
+    def expert(self, path: str, index: int) -> tuple[list[Linear], Linear]:
+        """Gate and up, in one or two products, and down.  path: of the layer.
+
+        Raises ModelError for quantized weights that are not finite.
+        """
+        assert self.architecture.mixture is not None, "the layer has experts"
+        names = self.architecture.mixture.names
+        each = f"{path}.{names.each}"
+        if names.is_stacked:
+            gate_up = self._of_stack(f"{each}.gate_up_proj", index, has_turns=True)
+            return [gate_up], self._of_stack(f"{each}.down_proj", index)
+        gate, up, down = (
+            self.linear(f"{each}.{index}.{name}") for name in (names.gate, names.up, names.down)
+        )
+        return [gate, up], down
+
+    def _of_stack(self, name: str, index: int, *, has_turns: bool = False) -> Linear:
+        bias = self.tensors[f"{name}_bias"][index]
+        bias = in_halves(bias) if has_turns else bias
+        if name in self.stacks:
+            return Linear(self.stacks[name].read(index), bias)
+        weight = self.tensors[name][index].T
+        return Linear(self._weight(name, in_halves(weight) if has_turns else weight), bias)
+
+    def _weight(self, name: str, weight: Tensor) -> Weight:
+        if self.quantization is None or not self._is_quantizable(name):
+            return weight
         quantized = quantize_rows(weight, PRECISIONS[self.quantization])
         if not quantized.scales.isfinite().all():
             raise ModelError(f"{name} has weights that are not finite: copy the model again")
-        return Linear(quantized, bias)
+        return quantized
+
+    def _is_quantizable(self, name: str) -> bool:
+        mixture = self.architecture.mixture
+        is_router = mixture is not None and name.endswith(mixture.names.router)
+        return name.startswith(_LAYERS) and not is_router
 
     def shape(self, name: str) -> Sequence[int]:
         """Outputs and inputs of a linear layer."""
@@ -74,20 +108,29 @@ class Checkpoint:
         """Dtype of the weights of products: that of computation, or int8 or fp8_e4m3."""
         if self.quantization is not None:
             return self.quantization
-        found = sorted({stored.scheme.precision for stored in self.quantized.values()})
+        found = sorted({each.scheme.precision for each in self._stored})
         return " and ".join(found) or str(self.dtype).removeprefix("torch.")
 
     @property
     def num_bytes(self) -> int:
-        return sum(map(self._bytes_of, self.tensors)) + sum(
-            stored.num_bytes for stored in self.quantized.values()
-        )
+        own = sum(each.num_bytes for each in self._stored)
+        return sum(map(self._bytes_of, self.tensors)) + own
+
+    @property
+    def _stored(self) -> Sequence[StoredWeight | StoredStack]:
+        return [*self.quantized.values(), *self.stacks.values()]
 
     def _bytes_of(self, name: str) -> int:
         tensor = self.tensors[name]
-        if self.quantization is None or not name.startswith(_LAYERS) or tensor.dim() < 2:
+        is_product = tensor.dim() > 1 and not name.endswith("bias")
+        if (
+            self.quantization is None
+            or not is_product
+            or not self._is_quantizable(name.removesuffix(_WEIGHT))
+        ):
             return tensor.numel() * self.dtype.itemsize
-        return tensor.numel() + 4 * len(tensor)
+        depth = tensor.shape[1]  # of a stack too, which is turned
+        return tensor.numel() + 4 * (tensor.numel() // depth)
 
 
 def open_checkpoint(
@@ -97,7 +140,8 @@ def open_checkpoint(
     schemes: Sequence[WeightScheme] = (),
 ) -> Checkpoint:
     """Raises UnsupportedArchError, and ModelError for malformed files."""
-    shapes = expected_shapes(architecture)
+    mxfp4 = next((scheme for scheme in schemes if scheme.precision == "mxfp4"), None)
+    shapes = expected_shapes(architecture, is_mxfp4=mxfp4 is not None)
     tensors = _read(folder, shapes.keys() | {HEAD} | set(_parts(shapes, schemes)))
     head = tensors.pop(HEAD, None) if HEAD not in shapes else None
     quantized = {}
@@ -109,6 +153,7 @@ def open_checkpoint(
             del shapes[f"{name}{_WEIGHT}"]
     if missing := sorted(shapes.keys() - tensors.keys()):
         raise UnsupportedArchError(f"its files lack weights: {', '.join(missing[:3])}")
+    stacks = {} if mxfp4 is None else _stacks(tensors, shapes, mxfp4)
     for name, shape in shapes.items():
         kind = tensors[name].dtype
         if tensors[name].shape != shape or not kind.is_floating_point or kind.itemsize < 2:
@@ -119,7 +164,30 @@ def open_checkpoint(
     if head is not None and not torch.equal(head, tensors[EMBEDDING]):
         raise UnsupportedArchError(f"{HEAD} differs from the embedding that it is tied to")
     dense = {name: tensors[name] for name in shapes}
-    return Checkpoint(architecture, dtype, dense, quantized)
+    return Checkpoint(architecture, dtype, dense, quantized, stacks)
+
+
+def _stacks(
+    tensors: Mapping[str, Tensor], shapes: dict[str, tuple[int, ...]], scheme: WeightScheme
+) -> dict[str, StoredStack]:
+    """Experts in MXFP4, whose tensors are taken out of `shapes`.  Raises UnsupportedArchError."""
+    stacks = {}
+    for blocks in [name for name in shapes if name.endswith("_blocks")]:
+        name = blocks.removesuffix("_blocks")
+        found, scales = tensors[blocks], tensors[f"{name}_scales"]
+        sizes = shapes.pop(blocks), shapes.pop(f"{name}_scales")
+        if {found.dtype, scales.dtype} != {torch.uint8} or (found.shape, scales.shape) != sizes:
+            given = f"{found.dtype} {[*found.shape]} and {scales.dtype} {[*scales.shape]}"
+            raise UnsupportedArchError(
+                f"{name} is {given}, not bytes {[*sizes[0]]} and {[*sizes[1]]}"
+            )
+        has_turns = name.endswith("gate_up_proj")
+        stacks[name] = StoredStack(name, scheme, found, scales, has_turns)
+    if not stacks:
+        raise UnsupportedArchError(
+            "quant_method is mxfp4, and the model has no experts in one tensor"
+        )
+    return stacks
 
 
 def _read(folder: Path, names: Set[str]) -> dict[str, Tensor]:
@@ -139,7 +207,7 @@ def _linears(shapes: Mapping[str, Sequence[int]]) -> list[tuple[str, Sequence[in
     return [
         (name.removesuffix(_WEIGHT), shape)
         for name, shape in shapes.items()
-        if len(shape) == 2 and name != EMBEDDING
+        if len(shape) == 2 and name != EMBEDDING and name.endswith(_WEIGHT)
     ]
 
 
@@ -148,7 +216,9 @@ def _parts(shapes: Mapping[str, Sequence[int]], schemes: Sequence[WeightScheme])
         yield from (f"{name}.{part}" for part in PARTS)
 
 
-def expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+def expected_shapes(
+    architecture: Architecture, *, is_mxfp4: bool = False
+) -> dict[str, tuple[int, ...]]:
     shape, width = architecture.attention, architecture.hidden_size
     inner = architecture.intermediate_size
     query, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
@@ -157,11 +227,13 @@ def expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
         architecture.has_out_bias,
         architecture.has_mlp_bias,
     )
-    products = {
+    attention = {
         "self_attn.q_proj": (query, width, qkv),
         "self_attn.k_proj": (keys, width, qkv),
         "self_attn.v_proj": (keys, width, qkv),
         "self_attn.o_proj": (width, query, out),
+    }
+    dense = {
         "mlp.gate_proj": (inner, width, mlp),
         "mlp.up_proj": (inner, width, mlp),
         "mlp.down_proj": (width, inner, mlp),
@@ -169,6 +241,7 @@ def expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     norms = {"input_layernorm": width, "post_attention_layernorm": width}
     if architecture.family.head_norms:
         norms |= {"self_attn.q_norm": shape.head_dim, "self_attn.k_norm": shape.head_dim}
+    sinks = {"self_attn.sinks": (shape.num_heads,)} if architecture.family.has_sinks else {}
     shapes: dict[str, tuple[int, ...]] = {
         EMBEDDING: (architecture.vocab_size, width),
         NORM: (width,),
@@ -177,11 +250,15 @@ def expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
         shapes[HEAD] = (architecture.vocab_size, width)
     for layer in range(architecture.num_layers):
         path = f"model.layers.{layer}"
+        products = attention if architecture.is_mixed(layer) else attention | dense
         for name, (rows, columns, has_bias) in products.items():
             shapes[f"{path}.{name}.weight"] = (rows, columns)
             if has_bias:
                 shapes[f"{path}.{name}.bias"] = (rows,)
         shapes |= {f"{path}.{name}.weight": (size,) for name, size in norms.items()}
+        shapes |= {f"{path}.{name}": size for name, size in sinks.items()}
+        if architecture.mixture is not None and architecture.mixture.is_mixed[layer]:
+            shapes |= architecture.mixture.shapes(path, width, is_mxfp4=is_mxfp4)
     return shapes
 
 

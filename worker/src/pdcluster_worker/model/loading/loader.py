@@ -16,7 +16,7 @@ import torch
 from pdcluster_worker.config.engine import KvCacheDtype, WeightQuantization
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.model.loading.architecture import read_architecture
+from pdcluster_worker.model.loading.architecture import FAMILIES, read_architecture
 from pdcluster_worker.model.loading.checkpoint import Checkpoint, open_checkpoint
 from pdcluster_worker.model.loading.quantization import Precision, WeightScheme, read_schemes
 from pdcluster_worker.model.loading.support import (
@@ -102,6 +102,12 @@ def load_model(
                 f"quantization_config: {e}, and quantized weights run by our own decoder alone: "
                 "take the model in 16 bits, or set engine.type: vllm"
             ) from e
+        family = FAMILIES.get(config["model_type"])
+        if family is not None and family.has_sinks:
+            raise ModelError(
+                f"{e}, and attention sinks are computed by our own decoder alone: set engine.type: "
+                "vllm"
+            ) from e
         logger.info("the model is loaded by transformers' code, which is slower: %s", e)
         loaded = _load_module(path, config, kind, block_size, max_model_len)
         loaded = replace(loaded, reason=str(e))
@@ -158,7 +164,7 @@ def _load_checkpoint(
     try:
         check_kind({**config, "generates_text": True})
         check_attention(config, limit)
-        if config["model_type"] in ("llama", "mistral", "gemma"):
+        if config["model_type"] in ("llama", "mistral", "gemma", "mixtral"):
             check_windows(config, architecture.windows, limit)  # others' code asks as theirs says
     except (AttributeError, TypeError) as e:
         raise UnsupportedArchError(f"a field of config.json has a wrong type: {e}") from e

@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 from pdcluster_worker.errors import ModelError
 
-Precision = Literal["int8", "fp8_e4m3"]
+Precision = Literal["int8", "fp8_e4m3", "mxfp4"]
 
-_COMPRESSED, _FP8 = "compressed-tensors", "fp8"
+_COMPRESSED, _FP8, _MXFP4 = "compressed-tensors", "fp8", "mxfp4"
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _WAY_OUT = (
     "our own engine reads int8 weights alone and FP8 weights, of compressed-tensors or "
-    "quant_method fp8: take such a checkpoint or one in 16 bits, or set engine.type: vllm"
+    "quant_method fp8, and gpt-oss's mxfp4: take such a checkpoint or one in 16 bits, or set "
+    "engine.type: vllm"
 )
 
 
@@ -65,6 +66,8 @@ def _read(given: Mapping[str, Any]) -> tuple[tuple[WeightScheme, ...], list[str]
     if method == _FP8:
         reasons = [*_fp8_reasons(given)]
         return () if reasons else (_block_fp8(given),), reasons
+    if method == _MXFP4:
+        return (WeightScheme("mxfp4", (1, 32), targets=()),), []
     if method != _COMPRESSED:
         return (), [f"quant_method is {method}"]
     groups = list(given["config_groups"].values()) if given.get("config_groups") else []

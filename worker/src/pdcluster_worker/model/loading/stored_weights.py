@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.loading.experts import in_halves, read_mxfp4, stacked_bytes
 from pdcluster_worker.model.loading.quantization import WeightScheme, scheme_of
 from pdcluster_worker.model.loading.support import UnsupportedArchError
 from pdcluster_worker.model.ops.quantized_weight import QuantizedWeight
@@ -59,6 +60,28 @@ class StoredWeight:
             raise ModelError(f"{self.name} has {what} that are not finite: copy the model again")
         scales = self.scales.float().repeat_interleave(self.scheme.block[0] or rows, dim=0)[:rows]
         return QuantizedWeight(codes, scales, self.group, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStack:
+    """Weights of all experts in MXFP4.  has_turns: rows are of gate and up in turns."""
+
+    name: str
+    scheme: WeightScheme
+    blocks: Tensor
+    scales: Tensor
+    has_turns: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """In memory, in 8 bits."""
+        return stacked_bytes(self.blocks.shape)
+
+    def read(self, expert: int) -> QuantizedWeight:
+        """Raises ModelError."""
+        parts = self.blocks[expert], self.scales[expert]
+        blocks, scales = map(in_halves, parts) if self.has_turns else parts
+        return read_mxfp4(self.name, blocks, scales)
 
 
 def stored_weight(

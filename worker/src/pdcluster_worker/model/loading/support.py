@@ -181,9 +181,7 @@ def _attention(config: Config) -> Iterator[str]:
         yield (
             f"it caps attention logits (attn_logit_softcapping={config['attn_logit_softcapping']})"
         )
-    if config.get("model_type") == "gpt_oss" or any(
-        "attention_sink" in field and config[field] for field in config
-    ):
+    if any("attention_sink" in field and config[field] for field in config):
         yield "it uses attention sinks"
     if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
         yield "its attention is bidirectional (is_causal, use_bidirectional_attention)"

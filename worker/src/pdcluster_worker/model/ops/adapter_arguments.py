@@ -64,7 +64,9 @@ class PackedAdapters:
 
 
 def adapted_arguments(layer: LayerAdapters) -> ctypes.Array[AdaptedArguments]:
-    return (AdaptedArguments * len(layer))(*(packed.arguments for packed in layer))
+    return (AdaptedArguments * len(layer))(
+        *(AdaptedArguments() if packed is None else packed.arguments for packed in layer)
+    )
 
 
 def _arguments(part: LowRank, a: int, b: int) -> LowRankArguments:

@@ -11,9 +11,12 @@ from torch.nn import functional
 
 from pdcluster_worker.model.ops.adapter_arguments import PackedAdapters
 from pdcluster_worker.model.ops.adapters import AdapterParts
+from pdcluster_worker.model.ops.experts import Experts
 from pdcluster_worker.model.ops.kernel_arguments import (
+    ACTIVATIONS,
     KINDS,
     HugePages,
+    PackedExperts,
     PackedStack,
     PackedWeights,
     PlanArguments,
@@ -22,6 +25,7 @@ from pdcluster_worker.model.ops.kernel_arguments import (
     model_arguments,
     norm_fields,
     plan_arguments,
+    products_of,
     quantized_columns,
     rotation_arguments,
 )
@@ -68,7 +72,7 @@ class CpuOperations(Operations):
             library.product,
             library.layers,
         )
-        self._adapt = library.adapt
+        self._adapt, self._experts = library.adapt, library.experts
         self.row_ops = kernel_operations(library)
         self._kind = KINDS[self._cache.dtype]
         self._model = model_arguments(self._cache, shape)
@@ -136,8 +140,29 @@ class CpuOperations(Operations):
         rows, both = gate_up.shape
         out = torch.empty((rows, both // 2), dtype=gate_up.dtype)
         self._gate_mul(
-            self._kind, gate_up.data_ptr(), out.data_ptr(), rows, both // 2, activation == "silu"
+            self._kind,
+            gate_up.data_ptr(),
+            out.data_ptr(),
+            rows,
+            both // 2,
+            ACTIVATIONS[activation],
         )
+        return out
+
+    def mix_experts(self, x: Tensor, experts: Experts, activation: Activation) -> Tensor:
+        """Expert by expert where rows need padding.  Raises MemoryError."""
+        if any(packed.missing for packed in products_of(experts)):
+            return super().mix_experts(x, experts, activation)
+        out, packed = torch.empty_like(x), PackedExperts(experts)
+        if self._experts(
+            self._kind,
+            packed.address,
+            x.data_ptr(),
+            out.data_ptr(),
+            *x.shape,
+            ACTIVATIONS[activation],
+        ):
+            raise _out_of_memory()
         return out
 
     def rope_store(
@@ -157,7 +182,14 @@ class CpuOperations(Operations):
             None if norms is None else head_norm_arguments(norms),
         )
 
-    def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
+    def attend(
+        self,
+        qkv: Tensor,
+        plan: StepPlan,
+        layer: int,
+        window: int | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """Raises MemoryError where there is no memory for the partial results."""
         out = torch.empty((qkv.shape[0], self._width), dtype=qkv.dtype)
         if self._attend(
@@ -167,6 +199,7 @@ class CpuOperations(Operations):
             out.data_ptr(),
             layer,
             window or 0,
+            None if sinks is None else sinks.data_ptr(),
         ):
             raise _out_of_memory()
         return out
@@ -229,5 +262,6 @@ def _between(plan: StepPlan, elements: int, dtype: torch.dtype) -> Tensor | None
 
 def _out_of_memory() -> MemoryError:
     return MemoryError(
-        "no memory for the attention of this step: lower max_batched_tokens or the context length"
+        "no memory for attention or experts of this step: lower max_batched_tokens or the context "
+        "length"
     )

@@ -200,7 +200,15 @@ class CudaOperations(Operations):
             **NO_FUSION,
         )
 
-    def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
+    def attend(
+        self,
+        qkv: Tensor,
+        plan: StepPlan,
+        layer: int,
+        window: int | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        assert sinks is None, "a model with sinks is refused when it is loaded"
         return self._attention.attend(qkv, plan, layer, window)
 
 

@@ -14,11 +14,14 @@ from torch.nn import functional
 
 from pdcluster_worker.model.memory import reserve_private
 from pdcluster_worker.model.ops.adapter_arguments import AdaptedArguments, adapted_arguments
+from pdcluster_worker.model.ops.experts import Experts
 from pdcluster_worker.model.ops.operations import (
+    Activation,
     AttentionShape,
     HeadNorms,
     Layer,
     Layers,
+    Mlp,
     Norm,
     Rotation,
 )
@@ -31,6 +34,8 @@ from pdcluster_worker.model.step_plan import StepPlan
 
 KINDS = {torch.bfloat16: 0, torch.float32: 1}  # numbers in the kernels
 _STORED = KINDS | {torch.int8: 2, torch.float8_e4m3fn: 3}
+
+ACTIVATIONS: dict[Activation, int] = {"gelu_tanh": 0, "silu": 1, "clamped_silu": 2}  # of rows.h
 
 _NO_MEMORY = 3  # status of a sampled row
 
@@ -85,15 +90,22 @@ class LayerArguments(ctypes.Structure):
     _fields_: ClassVar = [
         ("attention_norm", NormArguments),
         ("mlp_norm", NormArguments),
-        *_pointers("qkv", "out", "gate_up", "down", "head_norms", "adapted"),
+        *_pointers("qkv", "out", "gate_up", "down", "experts", "head_norms", "sinks", "adapted"),
         *_integers("rotates", "window"),
+    ]
+
+
+class ExpertsArguments(ctypes.Structure):
+    _fields_: ClassVar = [
+        *_pointers("router", "gate_up", "down"),
+        *_integers("count", "chosen", "first", "own", "normalizes"),
     ]
 
 
 class StackArguments(ctypes.Structure):
     _fields_: ClassVar = [
         *_pointers("layers"),
-        *_integers("count", "width", "wide", "half", "is_silu"),
+        *_integers("count", "width", "wide", "half", "activation"),
     ]
 
 
@@ -235,6 +247,32 @@ class PackedWeights:
         self.address = ctypes.addressof(self.arguments)
 
 
+class PackedExperts:
+    """Keeps what its arguments point at."""
+
+    __slots__ = ("_arguments", "_lists", "address")
+
+    def __init__(self, experts: Experts) -> None:
+        own = len(experts.down)
+        self._lists = [
+            (c_void_p * own)(*(packed.address for packed in each))
+            for each in (experts.gate_up, experts.down)
+        ]
+        self._arguments = ExpertsArguments(
+            experts.router.address,
+            *map(ctypes.addressof, self._lists),
+            *(experts.router.columns, experts.chosen, experts.first, own),
+            int(experts.normalizes),
+        )
+        self.address = ctypes.addressof(self._arguments)
+
+
+def products_of(mlp: Mlp | Experts) -> list[PackedWeights]:
+    if isinstance(mlp, Experts):
+        return [mlp.router, *mlp.gate_up, *mlp.down]
+    return [mlp.gate_up, mlp.down]
+
+
 class PackedStack:
     """row_elements: of the call's workspace, per row of a step.
 
@@ -242,7 +280,7 @@ class PackedStack:
     """
 
     __slots__ = (
-        *("_adapted", "_each", "_head_norms", "_layers", "_stack"),
+        *("_adapted", "_each", "_experts", "_head_norms", "_layers", "_stack"),
         *("address", "between_elements", "row_elements"),
     )
 
@@ -253,16 +291,25 @@ class PackedStack:
             None if layer.head_norms is None else head_norm_arguments(layer.head_norms)
             for layer in each
         ]
+        self._experts = [
+            PackedExperts(layer.mlp) if isinstance(layer.mlp, Experts) else None for layer in each
+        ]
+        dense = [layer.mlp for layer in each if isinstance(layer.mlp, Mlp)]
         width = each[0].out.columns
-        wide = max(packed.columns for layer in each for packed in (layer.qkv, layer.gate_up))
-        half = max(packed.depth for layer in each for packed in (layer.out, layer.down))
+        wide = max(
+            packed.columns
+            for packed in [mlp.gate_up for mlp in dense] + [layer.qkv for layer in each]
+        )
+        half = max(
+            packed.depth for packed in [mlp.down for mlp in dense] + [layer.out for layer in each]
+        )
         self.row_elements = width + wide + half
         self._adapted = [
             None if layer.adapted is None else adapted_arguments(layer.adapted) for layer in each
         ]
-        products = [packed for layer in each for packed in layer.adapted or ()]
-        self.between_elements = max((packed.between_elements for packed in products), default=0)
-        arguments = map(_layer_arguments, each, self._head_norms, self._adapted)
+        adapted = [packed for layer in each for packed in layer.adapted or () if packed is not None]
+        self.between_elements = max((packed.between_elements for packed in adapted), default=0)
+        arguments = map(_layer_arguments, each, self._experts, self._head_norms, self._adapted)
         self._each = (LayerArguments * len(each))(*arguments)
         self._stack = StackArguments(
             ctypes.addressof(self._each),
@@ -270,7 +317,7 @@ class PackedStack:
             width,
             wide,
             half,
-            int(layers.activation == "silu"),
+            ACTIVATIONS[layers.activation],
         )
         self.address = ctypes.addressof(self._stack)
 
@@ -280,20 +327,26 @@ class PackedStack:
         return not any(
             packed.missing
             for layer in layers.each
-            for packed in (layer.qkv, layer.out, layer.gate_up, layer.down)
+            for packed in (layer.qkv, layer.out, *products_of(layer.mlp))
         )
 
 
 def _layer_arguments(
     layer: Layer,
+    experts: PackedExperts | None,
     head_norms: ctypes.Array[NormArguments] | None,
     adapted: ctypes.Array[AdaptedArguments] | None,
 ) -> LayerArguments:
+    mlp = layer.mlp
+    dense = (mlp.gate_up.address, mlp.down.address) if isinstance(mlp, Mlp) else (None, None)
     return LayerArguments(
         NormArguments(*norm_fields(layer.attention_norm)),
         NormArguments(*norm_fields(layer.mlp_norm)),
-        *(packed.address for packed in (layer.qkv, layer.out, layer.gate_up, layer.down)),
-        *(None if each is None else ctypes.addressof(each) for each in (head_norms, adapted)),
+        *(layer.qkv.address, layer.out.address, *dense),
+        None if experts is None else experts.address,
+        None if head_norms is None else ctypes.addressof(head_norms),
+        None if layer.sinks is None else layer.sinks.data_ptr(),
+        None if adapted is None else ctypes.addressof(adapted),
         int(layer.rotates),
         layer.window or 0,
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from pdcluster_worker.model.ops.adapters import (
@@ -18,12 +19,14 @@ from pdcluster_worker.model.ops.adapters import (
     add_low_rank,
     placed,
 )
+from pdcluster_worker.model.ops.experts import Experts, choose
 from pdcluster_worker.model.ops.quantized_weight import Weight
 from pdcluster_worker.model.ops.stored_kv import StoredKV
 from pdcluster_worker.model.sampling.sampler import RowOperations
 from pdcluster_worker.model.step_plan import StepPlan
 
-Activation = Literal["silu", "gelu_tanh"]
+# clamped_silu: gpt-oss's, of a gate up to 7 with a slope of 1.702, times a clamped factor plus 1
+Activation = Literal["silu", "gelu_tanh", "clamped_silu"]
 
 # computes float32 logits `[R, vocab_size]` of the plan's `sample_at`
 Forward = Callable[[StepPlan], Tensor]
@@ -63,16 +66,22 @@ class HeadNorms:
 
 
 @dataclass(frozen=True, slots=True)
+class Mlp:
+    gate_up: Packed
+    down: Packed
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     attention_norm: Norm
     qkv: Packed
     head_norms: HeadNorms | None
     out: Packed
     mlp_norm: Norm
-    gate_up: Packed
-    down: Packed
+    mlp: Mlp | Experts
     rotates: bool = True  # has positions
     window: int | None = None  # tokens; None = full attention
+    sinks: Tensor | None = None  # [Hq] float32: a score of each head that has no value
     adapted: LayerAdapters | None = None  # None = the model has no adapters
 
 
@@ -160,6 +169,18 @@ class Operations(ABC):
     def gate_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """activation(gate) * up of gate_up [T, 2 * N], gate first; rounds the activation."""
 
+    def mix_experts(self, x: Tensor, experts: Experts, activation: Activation) -> Tensor:
+        """[T, W]: what this rank's experts make of their rows, weighted; sums are float32."""
+        logits = self.linear(x, experts.router)
+        numbers, weights = choose(logits.to(x.dtype), experts)
+        total = x.new_zeros(x.shape, dtype=torch.float32)
+        for index, (gate_up, down) in enumerate(zip(experts.gate_up, experts.down, strict=True)):
+            rows, places = (numbers == experts.first + index).nonzero(as_tuple=True)
+            if len(rows):
+                gated = self.gate_mul(self.linear(x[rows], gate_up), activation)
+                total[rows] += weights[rows, places, None] * self.linear(gated, down).float()
+        return total.to(x.dtype)
+
     @abstractmethod
     def rope_store(
         self,
@@ -175,10 +196,18 @@ class Operations(ABC):
         """
 
     @abstractmethod
-    def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
+    def attend(
+        self,
+        qkv: Tensor,
+        plan: StepPlan,
+        layer: int,
+        window: int | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """Causal attention of every row over its stored context: [T, Hq * D]; padding rows are 0.
 
         window: tokens that a row sees, its own included; None = all before it.
+        sinks:  see `Layer`.
         Slots after a row's position or before its window do not affect it, even NaN; blocks before
         the windows of all rows are not read.
         """
@@ -216,11 +245,19 @@ class Operations(ABC):
             qkv = self._adapted_linear(normed, layer.qkv, plan, adapted.qkv)
             turn = rotation if layer.rotates else None
             self.rope_store(qkv, plan, index, turn, layer.head_norms)
-            attended = self.attend(qkv, plan, index, layer.window)
+            attended = self.attend(qkv, plan, index, layer.window, layer.sinks)
             x = self.group.reduce(self._adapted_linear(attended, layer.out, plan, adapted.out))
             normed = self.add_rms_norm(x, hidden, layer.mlp_norm)
-            gate_up = self._adapted_linear(normed, layer.gate_up, plan, adapted.gate_up)
-            gated = self.gate_mul(gate_up, layers.activation)
-            x = self.group.reduce(self._adapted_linear(gated, layer.down, plan, adapted.down))
+            x = self.group.reduce(self._after_attention(normed, plan, layer, layers.activation))
         assert x is not None, "a stage has layers"
         hidden.add_(x)
+
+    def _after_attention(
+        self, normed: Tensor, plan: StepPlan, layer: Layer, activation: Activation
+    ) -> Tensor:
+        mlp, adapted = layer.mlp, layer.adapted or _NOT_ADAPTED
+        if isinstance(mlp, Experts):
+            return self.mix_experts(normed, mlp, activation)
+        gate_up = self._adapted_linear(normed, mlp.gate_up, plan, adapted.gate_up)
+        gated = self.gate_mul(gate_up, activation)
+        return self._adapted_linear(gated, mlp.down, plan, adapted.down)

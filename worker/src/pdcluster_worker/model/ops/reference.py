@@ -67,6 +67,9 @@ class Reference(Operations):
 
     def gate_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
+        if activation == "clamped_silu":
+            wide = gate.float().clamp(max=7)
+            return (wide * torch.sigmoid(1.702 * wide)).to(up.dtype) * (up.clamp(-7, 7) + 1)
         return (
             functional.silu(gate)
             if activation == "silu"
@@ -95,7 +98,14 @@ class Reference(Operations):
         for half, rows in enumerate((key, value)):
             self._cache.write(slots // size, slots % size, layer, half, rows[: plan.num_tokens])
 
-    def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
+    def attend(
+        self,
+        qkv: Tensor,
+        plan: StepPlan,
+        layer: int,
+        window: int | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         shape = self.shape
         heads = qkv.view(len(qkv), -1, shape.head_dim)
         out = qkv.new_zeros(len(qkv), shape.num_heads, shape.head_dim)
@@ -106,7 +116,11 @@ class Reference(Operations):
             query = heads[first : first + length, : shape.num_heads]
             start = max(0, context - length + 1 - window) if window else 0
             key, value = self._stored(plan.tables[table_row], start, context, layer)
-            out[first : first + length] = self._attend_one(query, key, value, window)
+            if sinks is not None:
+                rows = self._attend_with_sinks(query, key, value, _mask(length, key, window), sinks)
+            else:
+                rows = self._attend_one(query, key, value, window)
+            out[first : first + length] = rows
         return out.flatten(1)
 
     def _stored(self, table: Tensor, start: int, context: int, layer: int) -> tuple[Tensor, Tensor]:
@@ -122,22 +136,34 @@ class Reference(Operations):
 
     def _attend_one(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
         """The last rows of one sequence.  query, result: [L, Hq, D]."""
-        length, context = len(query), key.shape[1]
-        mask = None
-        if length > 1:
-            mask = torch.ones(length, context, dtype=torch.bool, device=query.device)
-            mask = mask.tril(context - length)
-            if window:
-                mask = mask.triu(context - length + 1 - window)
         out = functional.scaled_dot_product_attention(
             query.to(key.dtype).transpose(0, 1).unsqueeze(0),
             key.unsqueeze(0),
             value.unsqueeze(0),
-            attn_mask=mask,
+            attn_mask=_mask(len(query), key, window) if len(query) > 1 else None,
             scale=self.shape.scaling,
             enable_gqa=self.shape.num_heads != self.shape.num_kv_heads,
         )
         return out[0].transpose(0, 1)
+
+    def _attend_with_sinks(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sinks: Tensor
+    ) -> Tensor:
+        """The last rows of one sequence, summed in float32.  mask: [L, C]; result: [L, Hq, D]."""
+        repeats = self.shape.num_heads // self.shape.num_kv_heads
+        keys, values = (part.float().repeat_interleave(repeats, 0) for part in (key, value))
+        scores = query.float().transpose(0, 1) @ keys.transpose(1, 2) * self.shape.scaling
+        scores = scores.masked_fill(~mask, float("-inf"))
+        last = sinks.view(-1, 1, 1).expand(-1, len(query), 1)
+        weights = torch.cat((scores, last), dim=2).softmax(2)[:, :, :-1]
+        return (weights @ values).transpose(0, 1).to(query.dtype)
+
+
+def _mask(length: int, key: Tensor, window: int | None) -> Tensor:
+    """[length, context]: the keys that each row sees."""
+    context = key.shape[1]
+    mask = torch.ones(length, context, dtype=torch.bool, device=key.device).tril(context - length)
+    return mask.triu(context - length + 1 - window) if window else mask
 
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:

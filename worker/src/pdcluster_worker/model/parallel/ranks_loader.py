@@ -107,7 +107,7 @@ def open_ranks(
     check_divides(
         ranks.place,
         loaded.attention,
-        loaded.checkpoint.architecture.intermediate_size,
+        loaded.checkpoint.architecture.divided,
         geometry.num_layers,
     )
     open_part = _on_cpus if device == "cpu" else _on_gpus

@@ -57,6 +57,7 @@ typedef struct {
     const plan_of *plan;
     const char *qkv;
     char *out;
+    const float *sinks;         /* [heads]: a score of each head that has no value; or NULL */
     int64_t layer, num_decodes; /* sequences that are computed part by part */
     int64_t window;             /* a row sees this many keys, its own the last */
     sizes_of size;
@@ -378,11 +379,23 @@ static INLINE void attend_part(const kind t, const attend_work *w, desk *d, tile
     multiply(t, &d->tiles, packed + PART * z->depth, PART * bytes_of(t), z->padded, weights, d->now.values, WIDE);
 }
 
+/* The sum of weights with that of a sink; top: the greatest score in powers of 2. */
+static INLINE v16 with_sink(v16 total, v16 top, v16 sink) { return total + exp2_of(F32, sink * all(1.44269504f) - top); }
+
+/* The sinks of a panel's lanes. */
+static INLINE v16 sinks_of(const attend_work *w, tile_of tile, int64_t panel) {
+    const int64_t group = w->size.group;
+    float sinks[LANES];
+    for (int64_t i = 0; i < LANES; i++) sinks[i] = w->sinks[tile.head * group + (tile.lane + panel * LANES + i) % group];
+    return load(F32, sinks, 0, LANES);
+}
+
 /* Write a tile's rows of the output. */
 static INLINE void finish_tile(const kind t, const attend_work *w, tile_of tile, state_of state) {
     const int64_t group = w->size.group, dim = w->m->dim, first = w->plan->firsts[tile.s];
     for (int64_t panel = 0; panel * LANES < tile.lanes; panel++) {
-        const v16 total = load(F32, state.total, panel * LANES, LANES);
+        v16 total = load(F32, state.total, panel * LANES, LANES);
+        if (w->sinks) total = with_sink(total, load(F32, state.top, panel * LANES, LANES), sinks_of(w, tile, panel));
         for (int64_t at = 0; at < dim; at += LANES) {
             w16 words[LANES];
             for (int64_t i = 0; i < LANES; i++) words[i] = (w16)(load(F32, state.values, (at + i) * WIDE + panel * LANES, LANES) / total);
@@ -439,10 +452,11 @@ static attend_work attention_of(const model_of *model, const plan_of *plan, cons
 }
 
 /* out [rows, heads * dim] of qkv [rows, (heads + 2 * kv_heads) * dim], whose keys and values are stored already.
- * window: keys that a row sees, its own the last; 0 = all of them. Returns 0, or 1 where memory is out. */
-int64_t attend(const model_of *model, const plan_of *plan, const void *qkv, void *out, int64_t layer, int64_t window) {
+ * window: keys that a row sees, its own the last; 0 = all of them. sinks: see attend_work. Returns 0, or 1 where memory is out. */
+int64_t attend(const model_of *model, const plan_of *plan, const void *qkv, void *out, int64_t layer, int64_t window, const float *sinks) {
     attend_work w = attention_of(model, plan, qkv, out);
     w.layer = layer;
+    w.sinks = sinks;
     const int64_t threads = most_threads();
     if (lay_out(&w, window, threads)) return 1;
     run_on(threads, attend_region, &w);

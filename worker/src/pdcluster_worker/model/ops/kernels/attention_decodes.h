@@ -303,14 +303,17 @@ static INLINE void decode_tile(const kind t, const attend_work *w, desk *d, cons
 static INLINE void finish_decode(const kind t, const attend_work *w, query_tile tile, decode_state state) {
     const int64_t dim = w->m->dim, step = PAIRED(t) ? 2 * LANES : LANES;
     char *row = w->out + w->plan->firsts[tile.s] * w->size.out_stride;
-    for (int64_t q = 0; q < tile.count; q++)
+    for (int64_t q = 0; q < tile.count; q++) {
+        v16 total = all(state.total[q]);
+        if (w->sinks) total = with_sink(total, all(state.top[q]), all(w->sinks[tile.head * w->size.group + tile.first + q]));
         for (int64_t at = 0; at < dim; at += step) {
             v16 x[2];
             memcpy(x, state.values + q * w->size.wide + at, step * 4);
             in_order(t, x);
             for (int64_t i = 0; i < step && at + i < dim; i += LANES)
-                store(t, row, (tile.head * w->size.group + tile.first + q) * dim + at + i, dim - at - i, x[i / LANES] / all(state.total[q]));
+                store(t, row, (tile.head * w->size.group + tile.first + q) * dim + at + i, dim - at - i, x[i / LANES] / total);
         }
+    }
 }
 
 /* Add to `into` what `from` has gathered of later keys, as `merge` does for a chunk. */

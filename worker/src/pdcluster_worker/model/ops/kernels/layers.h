@@ -5,6 +5,7 @@
 
 #include "adapters.h"
 #include "attention.h"
+#include "experts.h"
 #include "product.h"
 #include "rows.h"
 
@@ -12,7 +13,9 @@
 typedef struct {
     norm_of attention_norm, mlp_norm;
     const weights_of *qkv, *out, *gate_up, *down;
+    const experts_of *experts; /* in place of the last two; or NULL */
     const norm_of *head_norms; /* or NULL */
+    const float *sinks;        /* or NULL */
     const adapted_of *adapted; /* of the four products in their order; or NULL */
     int64_t rotates, window;
 } layer_of;
@@ -22,7 +25,7 @@ enum { QKV, OUT, GATE_UP, DOWN };
 /* Layers of one width. wide, half: elements of the widest row that products make, and that they take. */
 typedef struct {
     const layer_of *layers;
-    int64_t count, width, wide, half, is_silu;
+    int64_t count, width, wide, half, activation;
 } stack_of;
 
 /* hidden, row: [rows, width]; wide: queries, keys and values, or gates and ups; half: what attention or the gates give. */
@@ -34,6 +37,7 @@ typedef struct {
     char *hidden, *row, *wide, *half;
     char *between; /* of adapters; NULL in a step without */
     attend_work attention;
+    experts_work experts;
     int64_t laid_out, is_out_of_memory, staying; /* staying: threads of the next layer */
 } layers_work;
 
@@ -44,6 +48,7 @@ static void begin_attention(layers_work *w, int64_t layer, int64_t threads) {
     if (!layer || window != w->laid_out) w->is_out_of_memory |= lay_out(&w->attention, window, threads);
     w->laid_out = window;
     w->attention.layer = layer;
+    w->attention.sinks = w->stack->layers[layer].sinks;
     for (int i = 0; i < 4; i++) w->attention.next[i] = 0;
 }
 
@@ -79,10 +84,28 @@ static void attend_layer(layers_work *w, int64_t layer, place me) {
     wait_for_all(me);
 }
 
-/* A layer's last product, and whether this thread has a place in the next layer. */
+static void mix_experts(layers_work *w, const layer_of *l, place me) {
+    if (me.number == 0) {
+        w->experts = (experts_work){.of = l->experts, .t = (kind)w->model->t, .x = w->row, .out = w->row};
+        w->experts.rows = w->plan->rows, w->experts.width = w->stack->width, w->experts.activation = w->stack->activation;
+        w->is_out_of_memory |= lay_out_experts(&w->experts);
+    }
+    wait_for_all(me);
+    if (w->is_out_of_memory) return;
+    experts_region(&w->experts);
+    wait_for_all(me);
+}
+
+/* A layer's products after its attention, and whether this thread has a place in the next layer. */
 static int ends_layer(layers_work *w, const layer_of *l, place *me) {
     if (me->number == 0) w->staying = least(me->count, bound_threads());
-    multiply_rows(w, l->down, adapted(w, l, DOWN), w->half, w->row, *me);
+    if (l->experts) mix_experts(w, l, *me);
+    else {
+        multiply_rows(w, l->gate_up, adapted(w, l, GATE_UP), w->row, w->wide, *me);
+        gate_region(&(gate_work){(kind)w->model->t, w->wide, w->half, w->plan->rows, l->down->depth, w->stack->activation});
+        wait_for_all(*me);
+        multiply_rows(w, l->down, adapted(w, l, DOWN), w->half, w->row, *me);
+    }
     if (me->number >= w->staying) return 0;
     here.count = me->count = w->staying;
     return 1;
@@ -98,9 +121,6 @@ static void layers_region(void *data) {
         attend_layer(w, layer, me);
         multiply_rows(w, l->out, adapted(w, l, OUT), w->half, w->row, me);
         norm_hidden(w, &l->mlp_norm, 0, me);
-        multiply_rows(w, l->gate_up, adapted(w, l, GATE_UP), w->row, w->wide, me);
-        gate_region(&(gate_work){(kind)w->model->t, w->wide, w->half, w->plan->rows, l->down->depth, w->stack->is_silu});
-        wait_for_all(me);
         if (!ends_layer(w, l, &me)) return;
     }
     norm_hidden(w, NULL, 0, me);
@@ -112,7 +132,7 @@ int64_t layers(const model_of *model, const plan_of *plan, const stack_of *stack
                const rotation_of *rotation) {
     const int64_t rows = plan->rows * bytes_of((kind)model->t);
     char *wide = memory + rows * stack->width, *half = wide + rows * stack->wide;
-    layers_work w = {stack, model, plan, rotation, hidden, memory, wide, half, between, attention_of(model, plan, wide, half), 0, 0, 0};
+    layers_work w = {stack, model, plan, rotation, hidden, memory, wide, half, between, attention_of(model, plan, wide, half), {0}, 0, 0, 0};
     run(layers_region, &w, 1);
     return w.is_out_of_memory;
 }

@@ -73,6 +73,15 @@ static void product_tiles(product_work *w, int64_t pair, int64_t last_pair, int6
 }
 #endif
 
+/* These rows of x times these pairs of panels. */
+static void product_part(product_work *w, int64_t pair, int64_t last_pair, int64_t row, int64_t last_row) {
+    if (w->weights->t == F32) product_pairs(F32, w, pair, last_pair, row, last_row);
+#if defined(__AMX_BF16__)
+    else if (w->weights->stored == BF16) product_tiles(w, pair, last_pair, row, last_row);
+#endif
+    else product_pairs(BF16, w, pair, last_pair, row, last_row);
+}
+
 static void product_region(void *data) {
     product_work *w = data;
     const place me = my_place();
@@ -83,12 +92,7 @@ static void product_region(void *data) {
     int64_t pair, last_pair, row, last_row;
     share((place){me.number / bands, me.count / bands}, pairs, &pair, &last_pair);
     share((place){me.number % bands, bands}, (w->rows + PAIR - 1) / PAIR, &row, &last_row);
-    last_row = least(last_row * PAIR, w->rows);
-    if (w->weights->t == F32) product_pairs(F32, w, pair, last_pair, row * PAIR, last_row);
-#if defined(__AMX_BF16__)
-    else if (w->weights->stored == BF16) product_tiles(w, pair, last_pair, row * PAIR, last_row);
-#endif
-    else product_pairs(BF16, w, pair, last_pair, row * PAIR, last_row);
+    product_part(w, pair, last_pair, row * PAIR, least(last_row * PAIR, w->rows));
 }
 
 /* out [rows, columns] of x's kind, or float32 where the weights are wide. x: [rows, depth], whole steps of 64 bytes deep. */

@@ -62,16 +62,26 @@ typedef struct {
     kind t;
     const void *gate_up;
     void *out;
-    int64_t rows, width, is_silu;
+    int64_t rows, width, activation;
 } gate_work;
 
-static INLINE v16 activation(const kind t, const int is_silu, v16 x) {
+/* Numbers of ops/kernel_arguments.py. */
+typedef enum { GELU_TANH = 0, SILU = 1, CLAMPED_SILU = 2 } activation;
+
+static INLINE v16 activated(const kind t, const activation how, v16 x) {
     /* gelu by tanh is x * sigmoid(2 * u), which has no difference of near numbers. */
-    const v16 u = is_silu ? x : all(1.5957691216f) * fused(x * x * x, all(0.044715f), x);
+    const v16 u = how == SILU ? x : how == CLAMPED_SILU ? all(1.702f) * x : all(1.5957691216f) * fused(x * x * x, all(0.044715f), x);
     return ratio(t, x, all(1.0f) + exp_of(t, -u));
 }
 
-static INLINE void gate_rows(const kind t, const int is_silu, gate_work *w) {
+/* What the activated gate is multiplied with, and the gate before it is activated: gpt-oss bounds both. */
+static INLINE v16 factor_of(const kind t, const activation how, v16 up) {
+    return how == CLAMPED_SILU ? rounded(t, clamped(up, -7.0f, 7.0f) + all(1.0f)) : up;
+}
+
+static INLINE v16 gate_of(const activation how, v16 gate) { return how == CLAMPED_SILU ? select16(gate > all(7.0f), all(7.0f), gate) : gate; }
+
+static INLINE void gate_rows(const kind t, const activation how, gate_work *w) {
     int64_t first, last;
     share(my_place(), w->rows, &first, &last);
     for (int64_t row = first; row < last; row++) {
@@ -79,23 +89,27 @@ static INLINE void gate_rows(const kind t, const int is_silu, gate_work *w) {
         char *out = (char *)w->out + row * w->width * bytes_of(t);
         for (int64_t i = 0; i < w->width; i += LANES) {
             const int64_t n = w->width - i;
-            store(t, out, i, n, rounded(t, activation(t, is_silu, load(t, gate, i, n))) * load(t, up, i, n));
+            const v16 gated = rounded(t, activated(t, how, gate_of(how, load(t, gate, i, n))));
+            store(t, out, i, n, gated * factor_of(t, how, load(t, up, i, n)));
         }
     }
 }
 
+static INLINE void gate_rows_of(const kind t, gate_work *w) {
+    if (w->activation == SILU) gate_rows(t, SILU, w);
+    else if (w->activation == CLAMPED_SILU) gate_rows(t, CLAMPED_SILU, w);
+    else gate_rows(t, GELU_TANH, w);
+}
+
 static void gate_region(void *data) {
     gate_work *w = data;
-    if (w->t == F32) {
-        if (w->is_silu) gate_rows(F32, 1, w);
-        else gate_rows(F32, 0, w);
-    } else if (w->is_silu) gate_rows(BF16, 1, w);
-    else gate_rows(BF16, 0, w);
+    if (w->t == F32) gate_rows_of(F32, w);
+    else gate_rows_of(BF16, w);
 }
 
 /* out [rows, width] = activation(gate) * up of gate_up [rows, 2 * width]. */
-void gate_mul(int64_t t, const void *gate_up, void *out, int64_t rows, int64_t width, int64_t is_silu) {
-    gate_work w = {(kind)t, gate_up, out, rows, width, is_silu};
+void gate_mul(int64_t t, const void *gate_up, void *out, int64_t rows, int64_t width, int64_t activation) {
+    gate_work w = {(kind)t, gate_up, out, rows, width, activation};
     run(gate_region, &w, rows * width > LARGE / 2);
 }
 

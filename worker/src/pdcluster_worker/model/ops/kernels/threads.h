@@ -114,7 +114,7 @@ static INLINE void share(place me, int64_t total, int64_t *first, int64_t *last)
 }
 
 /* Users of `kept`: one's memory holds while another takes its own. */
-enum { KEPT_ROWS, KEPT_ATTENTION, KEPT_USERS };
+enum { KEPT_ROWS, KEPT_ATTENTION, KEPT_EXPERTS, KEPT_USERS };
 
 typedef struct {
     char *memory[KEPT_USERS];
