@@ -41,5 +41,5 @@ def _request(name: str, number: int, blocks: tuple[int, ...], vocab_size: int) -
 
 
 def tokens_of(number: int, vocab_size: int) -> list[int]:
-    """Of a sequence of LENGTHS."""
+    """The tokens of a sequence of LENGTHS."""
     return [(7919 * (place + 1) + 31 * number) % vocab_size for place in range(LENGTHS[number])]

@@ -3,12 +3,14 @@ computes, else that module.
 """
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.decoder_loader import open_decoder
 from pdcluster_worker.model.generic import PackedLinear
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loading.loader import load_model
@@ -83,3 +85,12 @@ def test_logits_are_float32_whatever_the_dtype(kernels, tiny_folder, make_driver
     )
     driver.finish([driver.request("a", [5, 6, 7])], 1)
     assert [part.dtype for part in found] == [torch.float32]
+
+
+def test_experts_are_refused_on_a_gpu(tiny_folder):
+    loaded = load_model(tiny_folder("mixtral"), "float32", block_size=16, threads=1)
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    with pytest.raises(
+        ModelError, match=r"experts are computed on CPUs .*: set engine.device: cpu"
+    ):
+        open_decoder(loaded.checkpoint, on_gpu, LIMITS, invariant=False)

@@ -196,6 +196,15 @@ def test_a_model_of_transformers_module_has_no_adapters(tiny_folder, folder):
         with_adapters(olmo, {"sql": str(folder)})
 
 
+def test_an_adapter_of_experts_is_refused(tiny_folder, tmp_path):
+    model = tiny_folder("qwen3-moe")
+    folder = make_adapter(model, tmp_path / "sql", targets=("down_proj",))
+    loaded = load_model(model, "float32", block_size=16, threads=1)
+    text = r"changes experts \(.*mlp\.experts\.\d\.down_proj.* our engine adapts q_proj"
+    with pytest.raises(ModelError, match=text):
+        with_adapters(loaded, {"sql": str(folder)})
+
+
 def test_an_engine_does_not_start_with_a_wrong_one(tiny_folder, folder):
     settings(use_dora=True)(folder)
     model = ModelConfig(

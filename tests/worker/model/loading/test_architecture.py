@@ -21,10 +21,10 @@ from pdcluster_worker.model.loading import transformers_loader
 from pdcluster_worker.model.loading.architecture import (
     ACTIVATIONS,
     FAMILIES,
-    Rotary,
     read_architecture,
 )
 from pdcluster_worker.model.loading.loader import DTYPES, load_model
+from pdcluster_worker.model.loading.rotary import Rotary
 from pdcluster_worker.model.loading.support import read_config
 from pdcluster_worker.model.ops.reference import Reference
 from pdcluster_worker.model.runner_loader import assemble

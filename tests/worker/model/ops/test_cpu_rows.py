@@ -98,7 +98,7 @@ def test_norm_equals_plain_torch(width, rounds_first, dtype, cpu, reference):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "clamped_silu"])
 @settings(max_examples=30, deadline=None)
 @given(
     values=st.lists(

@@ -89,6 +89,6 @@ def read_mxfp4(name: str, blocks: Tensor, scales: Tensor) -> QuantizedWeight:
 
 
 def stacked_bytes(shapes: Sequence[int]) -> int:
-    """Of `read_mxfp4`, from the blocks' shape."""
+    """Bytes of what `read_mxfp4` makes of blocks of this shape."""
     count, rows, groups, _ = shapes
     return count * rows * groups * (_GROUP + 4)
