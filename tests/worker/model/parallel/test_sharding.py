@@ -95,7 +95,7 @@ SHAPE = AttentionShape(num_heads=12, num_kv_heads=4, head_dim=16, scaling=1.0)
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_a_size_that_divides_is_taken(size: int) -> None:
-    check_divides(ParallelRank(size, 2), SHAPE, 64, 2)
+    check_divides(ParallelRank(size, 2), SHAPE, {"intermediate size": 64}, 2)
     assert ParallelRank(size).shape(SHAPE) == AttentionShape(12 // size, 4 // size, 16, 1.0)
 
 
@@ -105,9 +105,9 @@ def test_a_size_that_does_not_divide_is_refused_with_the_numbers() -> None:
         match=r"tensorParallelSize of 8 .* KV heads \(4\), its attention heads \(12\): set it to "
         r"one of 1, 2, 4",
     ):
-        check_divides(ParallelRank(8), SHAPE, 64, 2)
+        check_divides(ParallelRank(8), SHAPE, {"intermediate size": 64}, 2)
     with pytest.raises(ModelError, match=r"its intermediate size \(63\): set it to one of 1$"):
-        check_divides(ParallelRank(4), SHAPE, 63, 2)
+        check_divides(ParallelRank(4), SHAPE, {"intermediate size": 63}, 2)
 
 
 def test_more_stages_than_layers_are_refused_with_the_numbers() -> None:
@@ -115,7 +115,7 @@ def test_more_stages_than_layers_are_refused_with_the_numbers() -> None:
         ModelError,
         match=r"pipelineParallelSize of 4 is over this model's 3 layers.*: set it to 3 or less",
     ):
-        check_divides(ParallelRank(1, 4), SHAPE, 64, 3)
+        check_divides(ParallelRank(1, 4), SHAPE, {"intermediate size": 64}, 3)
 
 
 ADAPTERS = ("sql", "fr", "law")
