@@ -566,6 +566,14 @@ ACCEPTED: list[Change] = [
         {"allowedOrigins": ["*", "http://localhost:3000", "chrome-extension://abc"]},
     ),
     at("spec.service.cors", {"allowedHeaders": ["x-a'b", "authorization"]}),
+    both(
+        at("spec.service.models", [{"name": "a", "cluster": "b"}]),
+        at("spec.qos.degradation.smallerModel", {"name": "a"}),
+    ),
+    both(
+        at("spec.service.models", [{"name": "a", "cluster": "b", "port": 80}]),
+        at("spec.qos.degradation.smallerModel", {"name": "c", "url": "http://c"}),
+    ),
     at("spec.model.chatTemplate", "{% for m in messages %}{{ m.content }}{% endfor %}"),
     at("spec.model", HUB),
     at("spec.model", VOLUME),

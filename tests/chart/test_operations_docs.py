@@ -25,6 +25,7 @@ TYPES = {
     conditions.INGRESS_READY,
     conditions.ACCELERATORS_IN_USE,
     conditions.KV_TIERS_AVAILABLE,
+    conditions.OTHER_MODELS_SERVED,
     conditions.ROLLOUT_PAUSED,
     conditions.ROLLED_BACK,
 }

@@ -1146,6 +1146,42 @@ BAD = [
         "is not for every origin; name them in allowedOrigins in place of *, or leave it out",
         fault_at="spec.service.cors.allowCredentials",
     ),
+    *(
+        wrong(
+            "spec.service.models",
+            [{"name": name, "cluster": "small"} for name in names],
+            "must each have a name of their own, and not that of the model or an adapter of it; "
+            "rename or remove one of them",
+        )
+        for names in (("tiny",), ("a", "a"))
+    ),
+    wrong(
+        "spec.service.models",
+        [{"name": "a", "cluster": "chat"}],
+        "'chat' is this PDCluster; name another one",
+        fault_at="spec.service.models[0].cluster",
+    ),
+    wrong(
+        "spec.service.models",
+        [{"name": "a", "cluster": "Chat"}],
+        "'Chat' is not",
+        fault_at="spec.service.models[0].cluster",
+    ),
+    wrong(
+        "spec.qos.degradation.smallerModel",
+        {"name": "tiny"},
+        "is the model itself; name a smaller one, or leave smallerModel out",
+        fault_at="spec.qos.degradation.smallerModel.name",
+    ),
+    InvalidObject(
+        both(
+            at("spec.service.models", [{"name": "a", "cluster": "b"}]),
+            at("spec.qos.degradation.smallerModel", {"name": "a", "url": "http://a"}),
+        ),
+        "spec.qos.degradation.smallerModel.url: is for a model that is served elsewhere, and "
+        "service.models has it; leave url out, or the model out of service.models",
+        "spec.qos.degradation.smallerModel.url",
+    ),
     wrong(
         "spec.qos.tenants",
         {"alice": {"priority": "low"}},

@@ -140,6 +140,11 @@ class Controller:
     def add(self, key: Key) -> None:
         self._runner.add(key)
 
+    def add_cluster(self, key: Key) -> None:
+        """A PDCluster itself has changed: those that hand requests on to it look again too."""
+        for each in (key, *self._sessions.naming(key)):
+            self.add(each)
+
     def resync_soon(self) -> None:
         self._resync.request()
 

@@ -190,7 +190,9 @@ class Process:
         return 0 if self.stop.is_set() else _report(done)
 
     async def _watch(self, stop: asyncio.Event, started: asyncio.Event) -> None:
-        watch = Watch(self.controller.cache, self.controller.add, self.controller.resync_soon)
+        watch = Watch(
+            self.controller.cache, self.controller.add_cluster, self.controller.resync_soon
+        )
         settings = WatchSettings(
             self.settings.watch_namespaces,
             self.settings.kubeconfig is None,

@@ -3,7 +3,8 @@
 Ready = all is as declared, and follows from the role, discovery and ingress
 conditions below it; AcceleratorsInUse = workers compute on what their pools reserve,
 where a pool has an accelerator; KVTiersAvailable = the tiers below the KV blocks of
-workers take and give blocks, where there are any; Serving = requests are answered;
+workers take and give blocks, where there are any; OtherModelsServed = the clusters of
+service.models serve them, where there are any; Serving = requests are answered;
 DiscoveryInSync = the records in etcd are those of the pods, once etcd was asked;
 Disaggregating = long prompts are prefilled by prefill workers, where there are any;
 KVTransferVerified = KV was seen to move between their pools.  Reconciling and Stalled are
@@ -24,6 +25,7 @@ INGRESS_READY: Final = "IngressReady"
 DISCOVERY_IN_SYNC: Final = "DiscoveryInSync"
 ACCELERATORS_IN_USE: Final = "AcceleratorsInUse"
 KV_TIERS_AVAILABLE: Final = "KVTiersAvailable"
+OTHER_MODELS_SERVED: Final = "OtherModelsServed"
 DISAGGREGATING: Final = "Disaggregating"
 KV_TRANSFER_VERIFIED: Final = "KVTransferVerified"
 RECONCILING: Final = "Reconciling"
@@ -113,6 +115,10 @@ DEVICE_NOT_SAID: Final = "DeviceNotSaid"
 
 # Tiers below the KV blocks.
 KV_TIER_STOPPED: Final = "KVTierStopped"
+
+# Models of other clusters.
+CLUSTER_MISSING: Final = "ClusterMissing"
+MODEL_NOT_SERVED: Final = "ModelNotServed"
 
 # How prefill and decode work together.
 OFFLOADING: Final = "Offloading"

@@ -373,6 +373,10 @@ class PDCluster(SpecSection):
 
     @model_validator(mode="after")
     def _names_fit(self) -> Self:
+        for index, model in enumerate(self.spec.service.models):
+            if model.cluster == self.metadata.name:
+                fix, at = "name another one", f"spec.service.models[{index}].cluster"
+                raise rule(f"{model.cluster!r} is this PDCluster", fix, at=at)
         for role, spec in self.spec.roles.present().items():
             for pool in spec.pools:
                 full = workload_name(self.metadata.name, role, pool.name, "0" * REVISION_LENGTH)

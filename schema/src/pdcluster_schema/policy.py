@@ -3,14 +3,14 @@
 A running worker reads it again when it changes.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from pdcluster_schema.qos import QosSpec
 from pdcluster_schema.routing import DEFAULT_LENGTH_THRESHOLD, OffloadSpec, RoutingSpec
 from pdcluster_schema.service import CorsSpec, HttpLimitsSpec
-from pdcluster_schema.values import Natural
+from pdcluster_schema.values import Endpoint, Natural
 
 
 class OffloadPolicy(OffloadSpec):
@@ -24,10 +24,16 @@ class OffloadPolicy(OffloadSpec):
 
 
 class PolicyConfig(RoutingSpec, QosSpec):
-    """Settings that may change while a worker runs.  shared_prefix_cache: between API keys."""
+    """Settings that may change while a worker runs.
+
+    shared_prefix_cache: between API keys
+    models:              `spec.service.models`: host:port of the API of each, by its name; empty
+                         while it is not known
+    """
 
     offload: OffloadPolicy = OffloadPolicy()
     stall_seconds: Annotated[int, Field(ge=1, le=3600)] = 20
     shared_prefix_cache: bool = False
     cors: CorsSpec = CorsSpec()
     http_limits: HttpLimitsSpec = HttpLimitsSpec()
+    models: dict[str, Endpoint | Literal[""]] = Field(default_factory=dict)

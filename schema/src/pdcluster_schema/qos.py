@@ -81,12 +81,16 @@ class LowPrioritySpec(SpecSection):
 
 
 class SmallerModelSpec(SpecSection):
-    """A model that is served elsewhere, which a refusal names."""
+    """A model for requests that would be refused. One of service.models answers them, unless they
+    forbid it (their field pdcluster.smaller_model); any other one is named in the refusal.
+    """
 
     name: Text
     """Name by which clients call it."""
     url: Text | None = None
-    """Address of its API; by default the refusal gives the name alone."""
+    """Address of its API, of one that is not in service.models; by default the refusal gives the
+    name alone.
+    """
 
 
 class DegradationSpec(SpecSection):

@@ -215,16 +215,20 @@ class MovingSpec(SpecSection):
 
 
 class RacingSpec(SpecSection):
-    """A request runs on two decode workers until one has made its first token; the other is
-    cancelled. Both serve the same model.
+    """A request runs twice until one run has made its first token; the other is cancelled: on two
+    decode workers, or on two models.
     """
 
     enabled: bool = False
-    """Requests race."""
+    """Requests race on two decode workers."""
+    models: bool = False
+    """A request may race on another model too, one of service.models that it names (its field
+    pdcluster.race): the first one to begin a stream, or to have a whole answer, wins.
+    """
     max_requests: Natural = 2
     """Most requests on either worker, waiting or running."""
     max_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
-    """Largest share of all requests that race."""
+    """Largest share of all requests that race, of each kind."""
 
 
 RelayingPolicyName = Literal["leastRequest", "roundRobin", "textPrefix"]

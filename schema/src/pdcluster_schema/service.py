@@ -8,11 +8,12 @@ from pydantic import Field
 from pdcluster_schema.ports import HTTP_PORT, PICKER_PORT
 from pdcluster_schema.quantities import Quantity
 from pdcluster_schema.section import Cel, Crd, Many, Rule, SpecSection, spelled
-from pdcluster_schema.values import Endpoint, ObjectName, Port, Text
+from pdcluster_schema.values import Endpoint, Name, ObjectName, Port, Text
 
 ANY = "*"
 MAX_ORIGINS = 64
 MAX_HEADER_NAMES = 64
+MAX_MODELS = 16
 
 Method = Literal["GET", "HEAD", "POST", "DELETE"]
 Origin = Annotated[
@@ -106,6 +107,17 @@ class HttpLimitsSpec(SpecSection):
     """Time that a connection may wait for a request; then it is closed."""
 
 
+class OtherModelSpec(SpecSection):
+    """A model of another PDCluster, whose requests are handed on to the Service of that one."""
+
+    name: Annotated[Text, Crd(maxLength=253)]
+    """Name by which clients call it here: that PDCluster's model.name, or an adapter of it."""
+    cluster: Name
+    """The PDCluster that serves it, in the same namespace."""
+    port: Port = HTTP_PORT
+    """Port of that one's Service."""
+
+
 class ServiceSpec(SpecSection):
     """Service of the OpenAI API."""
 
@@ -126,6 +138,15 @@ class ServiceSpec(SpecSection):
     """
     cors: CorsSpec = CorsSpec()
     limits: HttpLimitsSpec = HttpLimitsSpec()
+    models: Annotated[
+        tuple[OtherModelSpec, ...],
+        Many,
+        Field(max_length=MAX_MODELS),
+        Crd(list_type="map", list_map_keys=["name"]),
+    ] = ()
+    """Models of other PDClusters that this address serves too. By default none. Takes effect
+    without a restart.
+    """
     endpoint_picker: EndpointPickerSpec | None = None
 
     @property

@@ -18,6 +18,7 @@ from pdcluster_schema.accelerators import accelerators
 from pdcluster_schema.engine_rules import engine_rule, engine_rules, given, value_or_default
 from pdcluster_schema.flexible_rules import flexible_rules
 from pdcluster_schema.kv_tier_rules import kv_tier_rules
+from pdcluster_schema.other_model_rules import other_model_rules
 from pdcluster_schema.ports import MAX_ENGINES, MAX_RANKS
 from pdcluster_schema.precision_rule import precision_rule
 from pdcluster_schema.qos_rules import each_role, qos_rules
@@ -53,6 +54,12 @@ def object_rules() -> Iterator[Cel]:
             "together: shorten one of them",
             ".metadata.name",
         )
+    yield Cel(
+        "self.spec.?service.?models.orValue([]).all(m, m.cluster != self.metadata.name)",
+        "models are of other PDClusters, and one names this one: name another cluster, or remove "
+        "the model",
+        ".spec.service.models",
+    )
     for role in COMPUTING:
         most = MAX_GROUPED_NAME - len(workload_name("", role, "", "0" * REVISION_LENGTH))
         yield Cel(
@@ -77,6 +84,7 @@ def spec_rules() -> Iterator[Cel | Rule]:
     yield from _one_role_rules()
     yield from qos_rules()
     yield _picker_rule()
+    yield from other_model_rules()
     yield from rollout_rules()
     yield from _stock_engine_rules()
     yield from front_end_rules()

@@ -306,8 +306,9 @@ class ClusterStatus(TypedDict, total=False):
     seen to move from each prefill pool to each decode pool, Unknown until then, absent of mixed
     workers; AcceleratorsInUse = workers compute on the accelerators that their pools reserve,
     absent without such a pool; KVTiersAvailable = the tiers below the KV blocks of ready
-    workers take and give blocks, absent without engine.kvTiers. Reconciling and Stalled are there
-    only while they are true, and so is what stands in the autoscaler's way: MetricsMissing,
+    workers take and give blocks, absent without engine.kvTiers; OtherModelsServed = the PDClusters
+    of service.models serve them, absent without those. Reconciling and Stalled are there only while
+    they are true, and so is what stands in the autoscaler's way: MetricsMissing,
     CapacityShort, RatioConstraintViolated, BudgetTooSmall, BoundsConflict and ScalingLimited;
     RolloutOverBudget = the revisions of a roll out need more accelerators than
     autoscale.budget, for which strategy Rolling waits; RolloutPaused = a roll out waits at a gate;

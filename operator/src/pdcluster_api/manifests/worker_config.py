@@ -224,7 +224,16 @@ def _adapter_paths(model: ModelSpec) -> dict[str, str]:
     return {each.name: adapter_path(model, each) for each in model.adapters}
 
 
-def policy_file(cluster: PDCluster) -> dict[str, Any]:
+def service_addresses(cluster: PDCluster) -> dict[str, str]:
+    """host:port of the Service of each of `service.models`, by name."""
+    return {
+        model.name: f"{model.cluster}.{cluster.metadata.namespace}.svc:{model.port}"
+        for model in cluster.spec.service.models
+    }
+
+
+def policy_file(cluster: PDCluster, models: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """models: addresses of `service.models`; None = their Services'"""
     spec = cluster.spec
     policy = {
         **_fields(spec.routing),
@@ -233,6 +242,7 @@ def policy_file(cluster: PDCluster) -> dict[str, Any]:
         "sharedPrefixCache": spec.service.shared_prefix_cache,
         "cors": _fields(spec.service.cors),
         "httpLimits": _fields(spec.service.limits),
+        "models": service_addresses(cluster) if models is None else dict(models),
     }
     thresholds = spec.length_thresholds()
     policy["offload"] |= {

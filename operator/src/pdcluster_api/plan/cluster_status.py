@@ -36,6 +36,7 @@ from pdcluster_api.plan.status.disaggregating import (
 )
 from pdcluster_api.plan.status.events import events
 from pdcluster_api.plan.status.kv_tiers import kv_tiers_available
+from pdcluster_api.plan.status.other_models import other_models_served
 from pdcluster_api.plan.status.transfers import Pairs, Transfers, VerificationSettings, transfers
 from pdcluster_schema import conditions as words
 from pdcluster_schema.faults import Fault
@@ -55,6 +56,7 @@ def plan_status(desired: DesiredState) -> StatusPlan:
         desired.registered.condition,
         accelerators_in_use(inputs.cluster, views, observed.worker_records, previous),
         kv_tiers_available(inputs.cluster, views, observed.worker_records, previous),
+        other_models_served(inputs.cluster, observed.others),
         disaggregation.condition,
         verified.condition,
         desired.over_budget,

@@ -25,6 +25,7 @@ SHOWN = (
     words.KV_TRANSFER_VERIFIED,
     words.ACCELERATORS_IN_USE,
     words.KV_TIERS_AVAILABLE,
+    words.OTHER_MODELS_SERVED,
 )
 
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

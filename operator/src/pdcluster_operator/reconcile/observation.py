@@ -12,12 +12,13 @@ from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError, UnavailableError, failure_of
 from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, PDCLUSTER, SECRET, Key
 from pdcluster_api.apiserver.observe import Live, as_it_runs, managed_etcd, observe
+from pdcluster_api.apiserver.other_clusters import other_cluster
 from pdcluster_api.certificates.authority import StoredSecret
 from pdcluster_api.manifests.render import Owner
-from pdcluster_api.plan.observed.state import DiscoveryState, Observed, Problem
+from pdcluster_api.plan.observed.state import DiscoveryState, Observed, OtherCluster, Problem
 from pdcluster_api.plan.status.discovery import discovery_answers
 from pdcluster_api.rendering import Records
-from pdcluster_operator.informer.cache import Cache
+from pdcluster_operator.informer.cache import Cache, Name, ObjectVersion
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
 from pdcluster_operator.reconcile.session import ObservedInputs, Session
 from pdcluster_schema import conditions
@@ -103,13 +104,31 @@ async def live_cluster(client: ApiClient, cache: Cache, key: Key) -> Live | None
     return None if found is None else Live(found, await in_slices(cache.children(key)))
 
 
+def versions_of(cache: Cache, clusters: Iterable[Key]) -> dict[Key, ObjectVersion | None]:
+    return {key: cache.version(Name(PDCLUSTER.name, *key)) for key in clusters}
+
+
+def _others(cache: Cache, clusters: Iterable[Key]) -> dict[str, OtherCluster]:
+    bodies = ((key.name, cache.get(PDCLUSTER.name, *key)) for key in clusters)
+    return {name: other_cluster(body) for name, body in bodies if body is not None}
+
+
 async def observe_cluster(
-    client: ApiClient, live: Live, parsed: ParsedClusters, session: Session, change: int
+    client: ApiClient,
+    live: Live,
+    parsed: ParsedClusters,
+    session: Session,
+    change: int,
+    *,
+    cache: Cache,
 ) -> Observation:
     """Read everything.  change: number of the cache's last one, before `live` was read from it
     Raises UnavailableError and InvalidObjectError.
     """
     cluster = as_it_runs(parsed.of(live), live)
+    names = {model.cluster for model in cluster.spec.service.models}
+    session.others = frozenset(Key(live.key.namespace, name) for name in names)
+    versions = versions_of(cache, session.others)
     owner = Owner(live.key.name, live.key.namespace, live.uid)
     faults, requeue_after = await session.pod_faults.of(live)
     target, secret = EtcdTarget.of(cluster), cluster.spec.service.api_key_secret
@@ -121,7 +140,10 @@ async def observe_cluster(
         live, discovery=discovery, faults=faults, outdated=outdated, key_fault=key_fault
     )
     observed = replace(
-        observed, failures=session.failures, verifications=session.verification.observed()
+        observed,
+        failures=session.failures,
+        verifications=session.verification.observed(),
+        others=_others(cache, session.others),
     )
     session.etcd.follow(target, is_tracked=cluster.spec.roles.prefill is not None)
     records = session.etcd.last(target, observed.workloads, is_up=discovery_answers(discovery))
@@ -131,7 +153,7 @@ async def observe_cluster(
     observed = replace(observed, decision=decision, attainment=attained)
     if key_fault is not None:
         requeue_after = min(KEY_SECRET_POLL_SECONDS, requeue_after or KEY_SECRET_POLL_SECONDS)
-    inputs = ObservedInputs(change, session.etcd.standing, faults, secret)
+    inputs = ObservedInputs(change, session.etcd.standing, faults, secret, versions)
     return Observation(live, owner, cluster, observed, inputs, target, requeue_after)
 
 

@@ -31,6 +31,7 @@ from pdcluster_operator.reconcile.observation import (
     live_cluster,
     observe_cluster,
     refresh_records,
+    versions_of,
 )
 from pdcluster_operator.reconcile.session import Session, Sessions
 from pdcluster_operator.reconcile.statuses import EventRecorder
@@ -73,7 +74,7 @@ class Reconciler:
             session = self._session(live)
             try:
                 found = await observe_cluster(
-                    self.applier.client, live, self.parsed, session, change
+                    self.applier.client, live, self.parsed, session, change, cache=cache
                 )
             except InvalidObjectError as e:
                 return await self._report_invalid(live, session, e)
@@ -149,6 +150,8 @@ class Reconciler:
         known = self.applier.cache.change(key), session.etcd.standing
         is_decided = session.autoscaling.has_decided or session.verification.has_outcome
         if known != (before.change, before.etcd) or not left or is_decided:
+            return None
+        if before.others != versions_of(self.applier.cache, session.others):
             return None
         if await key_secret_fault(self.applier.client, key.namespace, before.key_secret):
             return None

@@ -11,6 +11,7 @@ from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.plan.observed.state import Problem, WriteFailure
 from pdcluster_api.plan.result import ClusterPlan
+from pdcluster_operator.informer.cache import ObjectVersion
 from pdcluster_operator.reconcile.autoscaling import Autoscaling
 from pdcluster_operator.reconcile.etcd_view import POLL_SECONDS, EtcdView
 from pdcluster_operator.reconcile.pod_faults import PodFaults
@@ -29,6 +30,8 @@ class ObservedInputs:
     etcd: tuple[object, ...] | None
     faults: Mapping[str, Problem]  # by StatefulSet, the problem that keeps it from getting pods
     key_secret: str | None  # Secret of the API keys, None = none is named
+    # versions of the PDClusters that service.models names; None = not there
+    others: Mapping[Key, ObjectVersion | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ class Session:
     failures: tuple[WriteFailure, ...] = ()  # refused writes of the last reconcile
     fingerprint: Fingerprint | None = None  # of its last reconcile; None = that wrote, or failed to
     ready: str | None = None  # status of its Ready condition; None = not known yet
+    others: frozenset[Key] = frozenset()  # PDClusters that service.models names
     # the running reconcile has learnt something that no event will bring
     needs_requeue: bool = False
 
@@ -125,6 +129,10 @@ class Sessions:
 
     def __iter__(self) -> Iterator[Session]:
         return iter(tuple(self._sessions.values()))
+
+    def naming(self, key: Key) -> list[Key]:
+        """PDClusters whose service.models name this one."""
+        return [each for each, session in self._sessions.items() if key in session.others]
 
     def find(self, key: Key) -> Session | None:
         return self._sessions.get(key)

@@ -1,16 +1,16 @@
 """Applies edits of the PDCluster file to a running cluster.
 
-Policy (routing, qos, and cors, limits and sharedPrefixCache of service) goes to the workers' policy
-file, placement.minTransferGBps takes effect here; edits without an effect here are ignored, and
-any other or invalid edit is refused while the last good policy stays.
+Policy (routing, qos, and cors, limits, models and sharedPrefixCache of service) goes to the
+workers' policy file, placement.minTransferGBps takes effect here; edits without an effect here are
+ignored, and any other or invalid edit is refused while the last good policy stays.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pdcluster_api.manifests.worker_config import policy_file
+from pdcluster_api.manifests.worker_config import policy_file, service_addresses
 from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import load
 from pdcluster_schema.pdcluster import PDCluster
@@ -19,7 +19,7 @@ from pdctl.local.run_directory import write_yaml
 
 _POLL_SECONDS = 1.0
 _POLICY_SECTIONS = ("routing", "qos")
-_POLICY_OF_SERVICE = ("sharedPrefixCache", "cors", "limits")
+_POLICY_OF_SERVICE = ("sharedPrefixCache", "cors", "limits", "models")
 _Stamp = tuple[int, int, int]
 
 
@@ -32,15 +32,18 @@ class PolicyWatcher:
         report: Callable[[str], None],
         *,
         on_change: Callable[[], None] = lambda: None,
+        addresses: Callable[[PDCluster], Mapping[str, str]] = service_addresses,
     ) -> None:
-        """on_change: called after `cluster` was replaced."""
+        """on_change: called after `cluster` was replaced.  addresses: of its other models, now."""
         self.cluster = cluster
+        self._addresses = addresses
+        self._written = policy_file(cluster, addresses(cluster))
         self._source = source
         self._on_change = on_change
         self._target = target
         self._report = report
         # so that the first look finds an edit made since the cluster was loaded
-        self._seen: _Stamp | None = None
+        self._seen: tuple[_Stamp, Mapping[str, str]] | None = None
 
     async def run(self) -> None:
         while True:
@@ -48,11 +51,12 @@ class PolicyWatcher:
             self.poll()
 
     def poll(self) -> None:
-        stamp = _stamp(self._source)
+        """Look for an edit, and for other clusters that came or went."""
+        stamp, addresses = _stamp(self._source), self._addresses(self.cluster)
         # missing: an editor may be putting the new one in place
-        if stamp is None or stamp == self._seen:
+        if stamp is None or (stamp, addresses) == self._seen:
             return
-        self._seen = stamp
+        self._seen = stamp, addresses
         try:
             self._take(load(self._source))
         except InvalidObjectError as e:
@@ -75,9 +79,10 @@ class PolicyWatcher:
                 "apply"
             )
             return
-        before = self.cluster
-        if policy_file(edited) != policy_file(before):
-            write_yaml(self._target, policy_file(edited))
+        before, policy = self.cluster, policy_file(edited, self._addresses(edited))
+        if policy != self._written:
+            write_yaml(self._target, policy)
+            self._written = policy
             self._report("policy updated")
         self.cluster = edited
         self._on_change()

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from pdctl.local.known_peers import prefill_known
 from pdctl.local.machine import available_cores, port_is_free, require_worker, with_programs
 from pdctl.local.model import FoundModel, find_model, with_adapters
 from pdctl.local.model_memory import check_memory
+from pdctl.local.other_models import local_addresses
 from pdctl.local.plan import NO_GPUS, LocalPlan, plan_local
 from pdctl.local.policy import PolicyWatcher
 from pdctl.local.processes import CONFIGURATION_ERROR, ManagedProcess, Supervisor
@@ -242,7 +244,8 @@ async def _serve(prepared: PreparedRun, screen: Screen) -> None:
             prepared.request.host,
             write_api_key(run.path / API_KEYS, key) if key else None,
         )
-        write_yaml(run.policy, policy_file(cluster))
+        addresses = partial(local_addresses, state_dir=prepared.request.state_dir)
+        write_yaml(run.policy, policy_file(cluster, addresses(cluster)))
         supervisor = Supervisor(
             [write_process(cluster, process, settings) for process in plan.processes], screen.echo
         )
@@ -261,6 +264,7 @@ async def _serve(prepared: PreparedRun, screen: Screen) -> None:
         policy = PolicyWatcher(
             *(prepared.request.source, prepared.declared, run.policy, screen.echo),
             on_change=watcher.report,
+            addresses=addresses,
         )
         await _prime(watcher)
         await _run_workers(prepared, _Components(run, supervisor, watcher, policy), signals, screen)

@@ -68,6 +68,7 @@ _EFFECTS = (
     ("spec.service.sharedPrefixCache", Effect.POLICY),
     ("spec.service.cors", Effect.POLICY),
     ("spec.service.limits", Effect.POLICY),
+    ("spec.service.models", Effect.POLICY),
     ("spec.service.", Effect.SERVICE),
     ("spec.networkPolicy.", Effect.OBJECTS),
     ("spec.rollout.gracePeriodSeconds", Effect.REVISION),

@@ -94,6 +94,7 @@ SPECULATION: dict[str, Any] = ENGINE_VALUES["speculation"]
 SECTIONS = ("prefillDelayer", "speculation")
 
 
+MODELS = at("spec.service.models", [{"name": "a", "cluster": "small"}])
 SMALLER = at("spec.qos.degradation.smallerModel", {"name": "small"})
 KEYS = at("spec.service.apiKeySecret", "keys")
 TENANT: dict[str, Any] = {
@@ -260,6 +261,10 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
         for name, value in TENANT.items()
     },
     "discovery.etcd.endpoints": (no_change, OWN_ETCD),
+    **{
+        f"service.models.{name}": (MODELS, at(f"spec.service.models.0.{name}", value))
+        for name, value in (("name", "b"), ("cluster", "other"), ("port", 80))
+    },
 }
 
 

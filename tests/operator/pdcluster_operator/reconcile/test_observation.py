@@ -48,7 +48,7 @@ async def test_an_etcd_that_goes_away_during_the_look_is_seen(is_known: bool):
 
     client: Any = SlowClient()
     live = Live(bodies.cluster(spec=content["spec"]), [])
-    found = await observe_cluster(client, live, ParsedClusters(), session, change=0)
+    found = await observe_cluster(client, live, ParsedClusters(), session, change=0, cache=Cache())
 
     standing = found.inputs.etcd
     assert standing is not None

@@ -8,10 +8,13 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server.errors import error_handlers
 from pdcluster_worker.server.http.json_body import INLINE_BYTES
 from pdcluster_worker.server.http.limits import BodyReader, HttpLimits
+from pdcluster_worker.server.http.open_answers import OpenAnswers
+from pdcluster_worker.server.http.other_models import OtherModels
 from pdcluster_worker.server.http.request_context import RequestContextMiddleware
 from pdcluster_worker.server.http.routes import JsonRoute, with_errors
 from pdcluster_worker.server.schemas.requests import ChatRequest
@@ -34,10 +37,13 @@ async def _echo(body: ChatRequest, request: Request) -> Response:
 
 
 def _client() -> httpx.AsyncClient:
-    reader = BodyReader(lambda: 1 << 20, HttpLimits)
+    reader, metrics = BodyReader(lambda: 1 << 20, HttpLimits), Metrics()
+    others = OtherModels(PolicyConfig, metrics, OpenAnswers())
     app = Starlette(
-        routes=[JsonRoute("/echo", ChatRequest, _echo, with_errors(None), reader=reader)],
-        exception_handlers=error_handlers(Metrics().request_rejected),
+        routes=[
+            JsonRoute("/echo", ChatRequest, _echo, with_errors(None), reader=reader, others=others)
+        ],
+        exception_handlers=error_handlers(metrics.request_rejected),
     )
     layers = RequestContextMiddleware(app, RecentTraces(), lambda: False)
     return httpx.AsyncClient(transport=httpx.ASGITransport(layers), base_url="http://worker")

@@ -51,6 +51,7 @@ _SLO_OUTCOMES = [
 _REJECTIONS = (
     *("queue_full", "bodies_full", "connections_full", "body_timeout"),
     *("draining", "not_ready", "no_prefill_worker", "no_decode_worker", "deadline_unmeetable"),
+    "model_unavailable",
     *_QOS_REASONS,
     *("invalid_request", "invalid_api_key", "model_not_found", "context_length_exceeded"),
     "body_too_large",
@@ -81,6 +82,14 @@ class Metrics:
         "requests that a relaying router served itself, by reason",
         "reason",
         first=("route", "form", "key", "size", "slow", "crowd", "worker"),
+    )
+
+    # models of other clusters
+    handed_on_requests = counter(
+        "requests for models of other clusters that were handed on; refused: in place of a smaller "
+        "model's answer the client got its own model's refusal",
+        "model",
+        "outcome",
     )
 
     # an endpoint picker

@@ -25,8 +25,10 @@ from pdcluster_worker.server.generation.chat_answer import ParserNames, model_pa
 from pdcluster_worker.server.generation.front_end import FrontEnd
 from pdcluster_worker.server.generation.generation import Backend, ServingContext, WorkerView
 from pdcluster_worker.server.http.api_keys import Authorization, TenantOfKey
+from pdcluster_worker.server.http.handed_on import MODEL_HEADER
 from pdcluster_worker.server.http.limits import BodyReader, EarlyResponse, LimitsNow, limits_of
 from pdcluster_worker.server.http.open_answers import OpenAnswers
+from pdcluster_worker.server.http.other_models import OtherModels
 from pdcluster_worker.server.http.request_context import IGNORED_HEADER, RequestContextMiddleware
 from pdcluster_worker.server.http.routes import document
 from pdcluster_worker.server.openai.completions import CHAT, COMPLETIONS, completion_routes
@@ -51,6 +53,7 @@ EXPOSED = (
     "retry-after",
     "x-pdcluster-prefill",
     "x-pdcluster-degraded",
+    MODEL_HEADER,
     IGNORED_HEADER,
     "x-pdcluster-route",
 )
@@ -73,16 +76,13 @@ def create_app(
 ) -> Starlette:
     """policy: in force now.  limits: None = by the policy."""
     limits = limits or _limits_by(policy)
+    open_answers = open_answers or OpenAnswers()
     serving = ServingContext(
-        backend,
-        tokenizer,
-        metrics,
-        policy,
-        clock,
-        Tenants(clock, backend.num_ingresses),
+        *(backend, tokenizer, metrics, policy, clock, Tenants(clock, backend.num_ingresses)),
         front_end,
+        OtherModels(policy, metrics, open_answers),
         model_parsers(parsers, tokenizer.chat_template),
-        open_answers or OpenAnswers(),
+        open_answers,
     )
     reader = BodyReader(lambda: policy().admission.max_body_bytes, limits)
     routes = [
@@ -98,6 +98,7 @@ def create_app(
         tenant_of=tenant_of,
         limits=limits,
         traces=traces or RecentTraces(),
+        others=serving.others,
     )
 
 
@@ -145,11 +146,12 @@ def _application(
     tenant_of: TenantOfKey,
     limits: LimitsNow,
     traces: RecentTraces,
+    others: OtherModels | None = None,
 ) -> Starlette:
     app = Starlette(
         routes=[
             *routes,
-            *model_routes(worker),
+            *model_routes(worker, others),
             *state_routes(worker, metrics),
             trace_route(traces, tenant_of),
         ],

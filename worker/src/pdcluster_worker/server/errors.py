@@ -27,7 +27,14 @@ _NOTED_CHARACTERS = 200
 _REASONS = {400: "invalid_request", 404: "not_found", 413: "body_too_large", 429: "rate_limited"}
 _NO_SPACE = ("queue_full", "bodies_full", "connections_full")
 _REFUSALS = frozenset(
-    {*_NO_SPACE, "draining", "not_ready", "no_prefill_worker", "no_decode_worker"}
+    {
+        *_NO_SPACE,
+        "draining",
+        "not_ready",
+        "no_prefill_worker",
+        "no_decode_worker",
+        "model_unavailable",
+    }
 )
 _MESSAGES_TYPES = {
     400: "invalid_request_error",

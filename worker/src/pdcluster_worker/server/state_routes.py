@@ -22,6 +22,7 @@ from pdcluster_worker.server.errors import ErrorReply
 from pdcluster_worker.server.generation.generation import WorkerView
 from pdcluster_worker.server.generation.respond import check_model
 from pdcluster_worker.server.http.api_keys import TenantOfKey, presented_key
+from pdcluster_worker.server.http.other_models import OtherModels
 from pdcluster_worker.server.http.routes import Answers, ApiRoute
 from pdcluster_worker.tracing.request_trace import RecentTraces, as_json
 
@@ -45,7 +46,7 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The model and its adapters, on one page."""
+    """The model and its adapters, and those of other clusters that are served here, on one page."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
@@ -105,27 +106,40 @@ def json_response(body: BaseModel, status: int = 200) -> Response:
     return Response(body.model_dump_json(), status, media_type="application/json")
 
 
-def model_routes(worker: WorkerView) -> list[Route]:
+def model_routes(worker: WorkerView, others: OtherModels | None) -> list[Route]:
+    """others: None where no clients are served."""
     created = int(time.time())
 
     async def models(request: Request) -> Response:
-        names = (worker.model_name, *worker.adapters)
-        cards = [card(name) for name in names]
-        return _without_none(ModelList(data=cards, first_id=names[0], last_id=names[-1]))
+        cards = [own_card(name) for name in (worker.model_name, *worker.adapters)]
+        cards += await other_cards(request)
+        listed = ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id)
+        return _without_none(listed)
 
     async def model(request: Request) -> Response:
         name = request.path_params["model"]
-        check_model(name, worker)
-        return _without_none(card(name))
+        found = [each for each in await other_cards(request, name) if each.id == name]
+        if not found:
+            check_model(name, worker, others)
+        return _without_none(found[0] if found else own_card(name))
 
-    def card(name: str) -> ModelCard:
+    async def other_cards(request: Request, name: str | None = None) -> list[ModelCard]:
+        if others is None or (name is not None and name not in others.addresses):
+            return []
+        lengths = await others.lengths(request.scope)
+        return [card(each, length) for each, length in lengths.items()]
+
+    def own_card(name: str) -> ModelCard:
+        return card(name, worker.max_model_len)
+
+    def card(name: str, max_model_len: int | None) -> ModelCard:
         return ModelCard(
             id=name,
             display_name=name,
             created=created,
             created_at=f"{datetime.fromtimestamp(created, UTC):%Y-%m-%dT%H:%M:%SZ}",
-            max_model_len=worker.max_model_len or None,
-            parent=None if name == worker.model_name else worker.model_name,
+            max_model_len=max_model_len or None,
+            parent=worker.model_name if name in worker.adapters else None,
         )
 
     return [

@@ -272,6 +272,17 @@ class WriteFailure:
 
 
 @dataclass(frozen=True)
+class OtherCluster:
+    """Another PDCluster of the namespace: names of its model and adapters, the port of its Service,
+    and whether it answers requests.
+    """
+
+    models: tuple[str, ...]
+    port: int
+    is_serving: bool
+
+
+@dataclass(frozen=True)
 class Observed:
     generation: int  # of the PDCluster
     status: Mapping[str, Any]  # its status as last written; empty at first
@@ -302,6 +313,8 @@ class Observed:
     rollout_command: str = ""  # value of the annotation pdcluster.io/rollout; empty = none
     # of KV transfers, since the operator began
     verifications: PairVerifications = field(default_factory=PairVerifications)
+    # PDClusters that service.models names and that are there, by name
+    others: Mapping[str, OtherCluster] = field(default_factory=dict)
 
 
 class Previous:

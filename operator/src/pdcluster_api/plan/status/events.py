@@ -41,6 +41,7 @@ def events(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Planned
         *_serving(old, new),
         *_turned(old, new, words.ACCELERATORS_IN_USE),
         *_turned(old, new, words.KV_TIERS_AVAILABLE),
+        *_turned(old, new, words.OTHER_MODELS_SERVED),
         *_turned(old, new, words.DISAGGREGATING),
         *_turned(old, new, words.KV_TRANSFER_VERIFIED),
     )

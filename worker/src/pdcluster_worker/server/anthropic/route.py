@@ -159,8 +159,18 @@ def message_routes(serving: ServingContext, reader: BodyReader) -> list[Route]:
 
     message, count = with_errors(None, MessagesError), with_errors(TokenCount, MessagesError)
     return [
-        JsonRoute(MESSAGES, MessagesRequest, messages, message, reader=reader, streams=True),
-        JsonRoute(COUNT_PATH, CountRequest, count_tokens, count, reader=reader),
+        JsonRoute(
+            MESSAGES,
+            MessagesRequest,
+            messages,
+            message,
+            reader=reader,
+            others=serving.others,
+            streams=True,
+        ),
+        JsonRoute(
+            COUNT_PATH, CountRequest, count_tokens, count, reader=reader, others=serving.others
+        ),
     ]
 
 

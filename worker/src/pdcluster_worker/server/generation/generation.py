@@ -30,6 +30,7 @@ from pdcluster_worker.server.generation.formatter import (
 from pdcluster_worker.server.generation.front_end import FrontEnd
 from pdcluster_worker.server.generation.sampling import ModelLimits
 from pdcluster_worker.server.http.open_answers import OpenAnswers
+from pdcluster_worker.server.http.other_models import OtherModels
 from pdcluster_worker.server.schemas.structured import with_field
 from pdcluster_worker.server.text.events import Delta
 from pdcluster_worker.server.text.tokenizer import Tokenizer
@@ -112,6 +113,7 @@ class ServingContext:
     clock: Callable[[], float]
     tenants: Tenants
     front_end: FrontEnd
+    others: OtherModels
     parsers: ModelParsers = NO_PARSERS
     open_answers: OpenAnswers = field(default_factory=OpenAnswers)
 
@@ -146,7 +148,7 @@ class ServingContext:
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """specs: for each prompt its n choices.  tenant: "" without API keys.  derender: None = our own
-    parsers.
+    parsers.  lost: what its choices have lost before they came here.
     """
 
     specs: list[list[RequestSpec]]
@@ -157,6 +159,7 @@ class GenerationRequest:
     tenant: str
     derender: Derender | None = None
     streams: bool = True
+    lost: tuple[str, ...] = ()
 
 
 class Generation:
@@ -271,10 +274,11 @@ class Generation:
             self._reasons.setdefault(generated.index, delta.finish_reason)
             timer.finished("length" if delta.finish_reason == "length" else "stop")
             self._running[generated.index // self._n] -= 1
-        if not generated.degraded:
+        lost = (*self._plan.lost, *generated.degraded) if delta.is_first else generated.degraded
+        if not lost:
             return delta
-        self.degraded = self.degraded or generated.degraded
-        return replace(delta, degraded=generated.degraded)
+        self.degraded = self.degraded or lost
+        return replace(delta, degraded=lost)
 
     def _is_over(self, last: Generated) -> bool:
         if last.token.finish_reason is None:

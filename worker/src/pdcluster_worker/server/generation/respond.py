@@ -1,12 +1,10 @@
 """Check a request against the served model and the policy, log it once, and answer it."""
 
-import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -14,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.text import quoted
 from pdcluster_worker.errors import RequestError, field_error
-from pdcluster_worker.routing.qos.load_shedding import PriorityError, priority_of
+from pdcluster_worker.routing.qos.load_shedding import PriorityError, priority_of, tier_of
 from pdcluster_worker.routing.qos.tenants import tenant_policy
 from pdcluster_worker.server.errors import reason
 from pdcluster_worker.server.generation.ending import RequestNames, note_end
@@ -27,7 +25,9 @@ from pdcluster_worker.server.generation.generation import (
     WorkerView,
 )
 from pdcluster_worker.server.generation.sampling import specs_for
+from pdcluster_worker.server.http.disconnect import unless_disconnected
 from pdcluster_worker.server.http.open_answers import OpenAnswers
+from pdcluster_worker.server.http.other_models import OtherModels
 from pdcluster_worker.server.http.raw_http import DIRECT_WRITER
 from pdcluster_worker.server.http.request_context import RequestContext
 from pdcluster_worker.server.schemas.requests import (
@@ -74,7 +74,7 @@ class GenerationResponse(Response):
             else self._whole(scope, receive, send)
         )
         try:
-            if not await _unless_disconnected(receive, answer):
+            if not await unless_disconnected(receive, answer):
                 self._failure = "disconnected"
         except Exception as e:
             self._failure = reason(e) if isinstance(e, RequestError) else "internal_error"
@@ -161,54 +161,27 @@ async def _send(send: Send, body: bytes | None) -> None:
         await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-async def _unless_disconnected(receive: Receive, answer: Coroutine[Any, Any, None]) -> bool:
-    """True if `answer` ended by itself.  In the running task: another one would cost more."""
-    task, has_left = asyncio.current_task(), False
-    assert task is not None, "an answer is given in a task"
-
-    def leave(_: asyncio.Task[None]) -> None:
-        nonlocal has_left
-        has_left = True
-        task.cancel()
-
-    gone = asyncio.create_task(_disconnected(receive))
-    gone.add_done_callback(leave)
-    try:
-        await answer
-    except asyncio.CancelledError:
-        if not has_left or task.uncancel():
-            raise
-        return False
-    finally:
-        gone.remove_done_callback(leave)
-        gone.cancel()  # it ends by itself: to wait for that would hold up the next request
-    return True
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 _SALT_DOMAIN = b"pdcluster prefix cache"
 
 
 def check_servable(request: Generate, num_prompts: int, serving: ServingContext) -> None:
     """Raises RequestError: by the policy, 404 for another model, 503 while not ready."""
     backend = serving.backend
-    check_model(request.model, backend)
+    check_model(request.model, backend, serving.others)
     _check_policy(request, num_prompts, serving.policy())
     reason = backend.ready()
     if reason is not None and not backend.draining():
         raise not_ready(reason)
 
 
-def check_model(name: str, worker: WorkerView) -> None:
-    """Raises RequestError 404 for a model that this worker does not serve."""
-    if name != worker.model_name and name not in worker.adapters:
-        others = " or one of its adapters, which /v1/models lists" if worker.adapters else ""
+def check_model(name: str, worker: WorkerView, others: OtherModels | None) -> None:
+    """Raises RequestError 404 for a model that this cluster does not serve."""
+    if name not in (worker.model_name, *worker.adapters):
+        listed = " or one of its adapters, which /v1/models lists" if worker.adapters else ""
+        if others is not None and others.addresses:
+            listed = " or another one that /v1/models lists"
         raise RequestError(
-            f"model {quoted(name)} is not served here: use {worker.model_name!r}{others}",
+            f"model {quoted(name)} is not served here: use {worker.model_name!r}{listed}",
             status=404,
             param="model",
             code="model_not_found",
@@ -246,11 +219,18 @@ def _check_count(request: Generate, num_prompts: int, limit: int | None, what: s
     )
 
 
-def _allowed_priority(request: Generate, policy: PolicyConfig, tenant: str) -> int:
-    """The priority of a tenant's request.  Raises RequestError for one that it may not have."""
-    ceiling = tenant_policy(policy, tenant).priority
+def _allowed_priority(request: Generate, policy: PolicyConfig, context: RequestContext) -> int:
+    """The priority of a tenant's request.  Raises RequestError for one that it may not have.
+
+    One that was handed on may have a low one: it has lost what another cluster takes from those.
+    """
+    ceiling, requested = tenant_policy(policy, context.tenant).priority, request.priority
+    is_lower = (
+        bool(context.requested_model) and requested is not None and tier_of(requested) == "low"
+    )
+    client_decides = policy.allow_client_priority or is_lower
     try:
-        return priority_of(request.priority, ceiling, client_decides=policy.allow_client_priority)
+        return priority_of(requested, ceiling, client_decides=client_decides)
     except PriorityError as e:
         raise RequestError(str(e), param="priority") from e
 
@@ -281,6 +261,11 @@ def cache_salt(key_digest: bytes, own: str | None, *, shared: bool, adapter: str
     return sha256(b"".join(len(part).to_bytes(1) + part for part in parts)).digest()
 
 
+def _lost_model(model: str, requested: str) -> tuple[str, ...]:
+    """requested: by the client; "" = `model`."""
+    return (f"model={model}",) if requested not in ("", model) else ()
+
+
 def respond(
     serving: ServingContext,
     request: Generate,
@@ -293,7 +278,7 @@ def respond(
 ) -> GenerationResponse:
     """The answer, which runs when it is sent.  names: of the client's API."""
     policy, tenant, prompts = serving.policy(), context.tenant, prepared.prompts
-    priority = _allowed_priority(request, policy, tenant)
+    priority = _allowed_priority(request, policy, context)
     limit = tenant_policy(policy, tenant).max_concurrent_requests
     _check_count(request, len(prompts), limit, "be open of this API key (maxConcurrentRequests)")
     shared = policy.shared_prefix_cache
@@ -330,6 +315,7 @@ def respond(
         *(specs, extension.prefill, hints, rules, context.arrival_seconds, tenant),
         derender=prepared.derender,
         streams=streams,
+        lost=_lost_model(request.model, context.requested_model),
     )
     operation = "text_completion" if isinstance(request, CompletionRequest) else "chat"
     ended = RequestNames(context.request_id, response_id, context.label, operation)

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -37,6 +37,9 @@ _MAX_IGNORED = 16
 PREFILLER_HEADER = "x-prefiller-host-port"
 """Header with the host:port of the prefill worker to use; of several the first counts."""
 
+REQUESTED_MODEL_HEADER = "x-pdcluster-requested-model"
+"""Header of a request that another cluster has handed on: the model that its client has named."""
+
 _NO = ("", "0", "false")
 _LABEL_CHARACTERS = 64
 _ADDRESS_CHARACTERS = 260
@@ -47,6 +50,7 @@ class RequestContext:
     """label: the client's id.  key_digest: SHA-256 of its API key.  tenant: of that key.
     prefiller: host:port of the prefill worker that an endpoint picker has chosen; "" = none.
     ignored: fields of the body that change nothing, as a header names them.
+    requested_model: that the client has named, of a request which another cluster has handed on.
     """
 
     request_id: str
@@ -57,11 +61,16 @@ class RequestContext:
     prefiller: str = ""
     num_body_bytes: int = 0
     ignored: str = ""
+    requested_model: str = ""
+
+
+def context_in(scope: Scope) -> RequestContext:
+    context: RequestContext = scope[CONTEXT]
+    return context
 
 
 def context_of(request: Request) -> RequestContext:
-    context: RequestContext = request.scope[CONTEXT]
-    return context
+    return context_in(request.scope)
 
 
 def may_generate(path: str) -> bool:
@@ -113,6 +122,7 @@ class RequestContextMiddleware:
             self._clock(),
             headers.get("x-request-id", "")[:_LABEL_CHARACTERS],
             prefiller=prefiller[:_ADDRESS_CHARACTERS],
+            requested_model=unquote(headers.get(REQUESTED_MODEL_HEADER, "")),
         )
         if scope["method"] != "POST" or not may_generate(scope["path"]):
             await self._answer(scope, receive, send, context)

@@ -13,9 +13,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, get_name
 from starlette.types import Receive, Scope, Send
 
+from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.errors import ErrorReply
 from pdcluster_worker.server.http.json_body import checked, off_loop
 from pdcluster_worker.server.http.limits import BodyReader
+from pdcluster_worker.server.http.other_models import OpenRequest, OtherModels
 from pdcluster_worker.server.http.request_context import note_body, note_ignored
 
 Answers = Mapping[int, type[Any] | None]
@@ -63,6 +65,7 @@ class JsonRoute(ApiRoute):
         answers: Answers,
         *,
         reader: BodyReader,
+        others: OtherModels,
         streams: bool = False,
     ) -> None:
         super().__init__(path, handle, answers, method="POST", streams=streams)
@@ -74,12 +77,20 @@ class JsonRoute(ApiRoute):
             with suppress(ClientDisconnect):
                 async with reader.body(scope, receive) as content:
                     note_body(scope, len(content))
+                    opened = OpenRequest(content, scope, receive, send)
+                    if (other := others.named(opened)) is not None:
+                        await others.answer(other, opened)
+                        return
                     value, ignored = await off_loop(
                         len(content), checked, content, content_type, adapter
                     )
                     note_ignored(scope, ignored)
-                    response = await handle(value, request)
-                    await response(scope, receive, send)
+                    try:
+                        response = await handle(value, request)
+                        await others.run(response, value, opened)
+                    except RequestError as e:
+                        if not await others.answer_instead(e, value, opened):
+                            raise
 
         self.app = answer
 

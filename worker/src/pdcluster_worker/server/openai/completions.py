@@ -62,7 +62,15 @@ def completion_routes(serving: ServingContext, reader: BodyReader) -> list[Route
         return respond(serving, body, prepared, formatter, response_id=response_id, context=context)
 
     return [
-        JsonRoute(path, kind, handle, with_errors(reply), reader=reader, streams=True)
+        JsonRoute(
+            path,
+            kind,
+            handle,
+            with_errors(reply),
+            reader=reader,
+            others=serving.others,
+            streams=True,
+        )
         for path, kind, handle, reply in (
             (CHAT, ChatRequest, chat_completions, ChatReply),
             (COMPLETIONS, CompletionRequest, completions, CompletionReply),

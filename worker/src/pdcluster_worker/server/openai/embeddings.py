@@ -60,14 +60,18 @@ class EmbeddingReply(BaseModel):
 
 def embedding_routes(serving: ServingContext, reader: BodyReader) -> list[Route]:
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
-        check_model(body.model, serving.backend)
+        check_model(body.model, serving.backend, serving.others)
         if (reason := serving.backend.ready()) is not None:
             raise not_ready(reason)
         answer = await _embed(serving, body, context_of(request))
         return Response(answer, media_type="application/json")
 
     answers = with_errors(EmbeddingReply)
-    return [JsonRoute(EMBEDDINGS, EmbeddingRequest, embeddings, answers, reader=reader)]
+    return [
+        JsonRoute(
+            EMBEDDINGS, EmbeddingRequest, embeddings, answers, reader=reader, others=serving.others
+        )
+    ]
 
 
 async def _embed(serving: ServingContext, body: EmbeddingRequest, context: RequestContext) -> bytes:

@@ -97,8 +97,12 @@ def tokenize_routes(serving: ServingContext, reader: BodyReader) -> list[Route]:
 
     tokens, text = with_errors(Tokenized), with_errors(Detokenized)
     return [
-        JsonRoute(TOKENIZE, TokenizeRequest, tokenize, tokens, reader=reader),
-        JsonRoute(DETOKENIZE, DetokenizeRequest, detokenize, text, reader=reader),
+        JsonRoute(
+            TOKENIZE, TokenizeRequest, tokenize, tokens, reader=reader, others=serving.others
+        ),
+        JsonRoute(
+            DETOKENIZE, DetokenizeRequest, detokenize, text, reader=reader, others=serving.others
+        ),
     ]
 
 
@@ -141,7 +145,7 @@ async def _tokens(
 def _check(model: str | None, serving: ServingContext) -> int:
     """The longest request.  Raises RequestError, 503 while it is not known."""
     if model:
-        check_model(model, serving.backend)
+        check_model(model, serving.backend, serving.others)
     if not serving.backend.max_model_len:
         reason = serving.backend.ready() or "its engine has yet to load"
         raise not_ready(reason)

@@ -173,7 +173,15 @@ def response_routes(serving: ServingContext, reader: BodyReader) -> list[Route]:
 
     answers, path = with_errors(None), f"{PATH}/{{response_id}}"
     return [
-        JsonRoute(PATH, ResponsesRequest, create, answers, reader=reader, streams=True),
+        JsonRoute(
+            PATH,
+            ResponsesRequest,
+            create,
+            answers,
+            reader=reader,
+            others=serving.others,
+            streams=True,
+        ),
         *(
             ApiRoute(f"{path}{end}", partial(handle, store), answers, method=method)
             for end, handle, method in (

@@ -106,6 +106,8 @@ class Extension(Body):
                  whenever.
     session: requests of one session run on one worker, which has their prefix; null = none.
     route: how the worker is chosen, for tests, where the policy allows it.
+    race: another model that answers too, where the policy allows it; the first one wins.
+    smaller_model: false = a refusal, and no answer of qos.degradation.smallerModel in its place.
     """
 
     prefill: PrefillMode = "auto"
@@ -114,6 +116,8 @@ class Extension(Body):
     deadline_ms: DeadlineMilliseconds | None = None
     session: Session | None = None
     route: RouteFields | None = None
+    race: Text | None = None
+    smaller_model: bool | None = None
 
 
 class Sampling(Body):

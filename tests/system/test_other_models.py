@@ -1,0 +1,155 @@
+"""Two clusters of this machine behind one address: each model by its name, the smaller one in
+place of a refusal, and both at once.
+"""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.make_tiny_model import make_tiny_model
+from tests.system.pdctl import up
+from tests.system.waiting import wait_for
+
+CHAT = "/v1/chat/completions"
+SMALL = {
+    "model": {"name": "small"},
+    "roles": {"mixed": {"pools": [{"name": "cpu", "replicas": 1}]}},
+}
+LARGE = {
+    "model": {"name": "large"},
+    "roles": {
+        "router": {"pools": [{"name": "cpu", "replicas": 1}]},
+        "mixed": {"pools": [{"name": "cpu", "replicas": 1}]},
+    },
+    "service": {"models": [{"name": "small", "cluster": "small"}]},
+    "engine": {"maxSequences": 1, "schedulingPolicy": "priority"},
+    "qos": {
+        "allowClientPriority": True,
+        "admission": {"maxQueuedRequests": 3},
+        "degradation": {"smallerModel": {"name": "small"}},
+    },
+}
+
+
+def write(folder: Path, name: str, spec: dict[str, Any], seed: int) -> str:
+    spec["model"]["path"] = str(make_tiny_model("llama-heavy", folder / f"model-{name}", seed))
+    document = {
+        "apiVersion": "pdcluster.io/v1alpha1",
+        "kind": "PDCluster",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(document))
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def small(folder: Path) -> Iterator[httpx.Client]:
+    with serving(folder, "small", SMALL, 1) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def large(folder: Path, small: httpx.Client) -> Iterator[httpx.Client]:
+    with serving(folder, "large", LARGE, 2) as client:
+        yield client
+
+
+def serving(folder: Path, name: str, spec: dict[str, Any], seed: int) -> "Serving":
+    return Serving(folder, name, spec, seed)
+
+
+class Serving(ExitStack):
+    """A client of `pdctl up` of a cluster; all share the folder of their states."""
+
+    def __init__(self, folder: Path, name: str, spec: dict[str, Any], seed: int) -> None:
+        super().__init__()
+        self._folder, self._name = folder, name
+        self._file = write(folder, name, spec, seed)
+
+    def __enter__(self) -> httpx.Client:  # type: ignore[override]
+        super().__enter__()
+        state = ("--state-dir", str(self._folder / "state"))
+        output = self._folder / f"{self._name}.output"
+        address = self.enter_context(up(self._file, *state, output=output, environment=os.environ))
+        return self.enter_context(httpx.Client(base_url=address, timeout=60, trust_env=False))
+
+
+def ask(client: httpx.Client, model: str, **fields: Any) -> httpx.Response:
+    messages = [{"role": "user", "content": "the quick fox"}]
+    body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 8, **fields}
+    return client.post(CHAT, json=body)
+
+
+def text(answer: httpx.Response) -> str:
+    content: str = answer.json()["choices"][0]["message"]["content"]
+    return content
+
+
+def test_each_model_answers_by_its_name(large: httpx.Client, small: httpx.Client) -> None:
+    own, other, direct = ask(large, "large"), ask(large, "small"), ask(small, "small")
+
+    assert [own.json()["model"], other.json()["model"]] == ["large", "small"]
+    assert text(other) == text(direct) != text(own)
+    listed = large.get("/v1/models").json()["data"]
+    assert [each["id"] for each in listed] == ["large", "small"]
+    assert ask(small, "large").json()["error"]["code"] == "model_not_found"
+
+
+def test_the_smaller_model_answers_while_the_large_one_is_full(
+    large: httpx.Client, small: httpx.Client
+) -> None:
+    expected = text(ask(small, "small"))
+    before = ask(large, "large", priority="low")
+    assert (before.json()["model"], before.headers.get("x-pdcluster-model")) == ("large", None)
+
+    with ThreadPoolExecutor(8) as clients:  # one runs, three wait
+        long = [
+            clients.submit(ask, large, "large", max_tokens=1900, ignore_eos=True) for _ in range(4)
+        ]
+        wait_for(lambda: ask_low(large).json().get("model") == "small", 60, "no smaller model")
+        low = ask_low(large)
+        normal, kept = ask(large, "large"), ask_low(large, pdcluster={"smaller_model": False})
+        assert not long[-1].done()
+        answers = [each.result() for each in long]
+
+    assert (low.status_code, low.json()["model"], text(low)) == (200, "small", expected)
+    assert low.json()["pdcluster"] == {"degraded": ["model=small"]}
+    assert low.headers["x-pdcluster-model"] == "small"
+    assert {each.json()["error"]["code"] for each in (normal, kept)} == {"queue_full"}
+    assert {each.json()["model"] for each in answers} == {"large"}
+
+
+def ask_low(client: httpx.Client, **fields: Any) -> httpx.Response:
+    return ask(client, "large", priority="low", **fields)
+
+
+def test_a_cluster_that_ends_and_comes_back_is_refused_and_served_again(
+    folder: Path, large: httpx.Client
+) -> None:
+    later = {"name": "later", "cluster": "later"}
+    file = folder / "large.yaml"
+    document = yaml.safe_load(file.read_text())
+    document["spec"]["service"]["models"].append(later)
+    file.write_text(yaml.safe_dump(document))
+    wait_for(lambda: ask(large, "later").status_code == 503, 30, "the edit is in force")
+    assert ask(large, "later").json()["error"]["code"] == "model_unavailable"
+
+    spec = {**SMALL, "model": {"name": "later"}}
+    with serving(folder, "later", spec, 3):
+        wait_for(lambda: ask(large, "later").status_code == 200, 30, "later is found")
+
+    wait_for(lambda: ask(large, "later").status_code == 503, 30, "later is gone")

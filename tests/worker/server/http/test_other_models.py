@@ -1,0 +1,397 @@
+"""Two applications: one whose address serves the other's model too, and hands its requests on."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.qos import DegradationSpec, SmallerModelSpec
+from pdcluster_schema.routing import RacingSpec
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.http.run import HttpServer, serve
+from tests.ports import free_port
+from tests.worker.server.conftest import Rig, make_rig
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Hi"}]
+FALLBACK = DegradationSpec(smaller_model=SmallerModelSpec(name="small"))
+FULL = RequestError("the queue is full", status=503, code="queue_full", retry_after_seconds=7)
+
+
+@pytest.fixture
+async def small(model_folder: Path) -> AsyncIterator[tuple[Rig, HttpServer]]:
+    rig = make_rig(model_folder)
+    rig.backend.model_name, rig.backend.max_model_len = "small", 150
+    rig.say("I am small.")
+    rig.app = rig.make_app()
+    server = await serve(rig.app, "127.0.0.1", 0, open_answers=rig.open_answers)
+    yield rig, server
+    rig.backend.gate.set()
+    await server.close()
+
+
+@pytest.fixture
+def large(rig: Rig, small: tuple[Rig, HttpServer]) -> Rig:
+    """Its address serves the small model too."""
+    return serving(rig, small=f"127.0.0.1:{small[1].port}")
+
+
+def serving(rig: Rig, **addresses: str) -> Rig:
+    rig.policy = PolicyConfig(models=addresses, degradation=FALLBACK, allow_client_priority=True)
+    return rig
+
+
+def body(model: str, **fields: Any) -> dict[str, Any]:
+    return {"model": model, "messages": MESSAGES, "temperature": 0, **fields}
+
+
+async def test_each_model_answers_by_its_name(large: Rig, wire: httpx.AsyncClient) -> None:
+    answers = [(await wire.post(CHAT, json=body(name))) for name in ("tiny", "small")]
+
+    assert [
+        (each.json()["model"], each.json()["choices"][0]["message"]["content"]) for each in answers
+    ] == [("tiny", "Hello, world!"), ("small", "I am small.")]
+    assert [each.headers.get("x-pdcluster-model") for each in answers] == [None, "small"]
+    assert "pdcluster" not in answers[1].json()
+    assert large.value("pdcluster_handed_on_requests_total", model="small", outcome="answered") == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 20}),
+        ("/v1/messages/count_tokens", {"messages": MESSAGES}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/tokenize", {"prompt": "Hi"}),
+    ],
+)
+async def test_each_api_is_handed_on(
+    large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer], path: str, fields: Any
+) -> None:
+    async with httpx.AsyncClient(trust_env=False) as direct:
+        expected = await direct.post(
+            f"http://127.0.0.1:{small[1].port}{path}", json={"model": "small", **fields}
+        )
+
+    answer = await wire.post(path, json={"model": "small", **fields})
+
+    assert (answer.status_code, answer.json().keys()) == (200, expected.json().keys())
+    assert not large.backend.calls
+
+
+async def test_a_streamed_answer_comes_as_it_is_made(
+    large: Rig, client: openai.AsyncOpenAI, small: tuple[Rig, HttpServer]
+) -> None:
+    small[0].backend.hold_after = 3
+
+    stream = await client.chat.completions.create(
+        model="small", messages=[{"role": "user", "content": "Hi"}], stream=True
+    )
+    first = [await anext(stream) for _ in range(3)]
+    small[0].backend.gate.set()
+    rest = [chunk async for chunk in stream]
+
+    text = "".join(each.choices[0].delta.content or "" for each in (*first, *rest))
+    assert text == "I am small."
+    assert {each.model for each in (*first, *rest)} == {"small"}
+
+
+async def test_models_are_listed_with_their_lengths(large: Rig, wire: httpx.AsyncClient) -> None:
+    listed = (await wire.get("/v1/models")).json()["data"]
+    one = (await wire.get("/v1/models/small")).json()
+
+    assert [(each["id"], each["max_model_len"]) for each in listed] == [
+        ("tiny", 200),
+        ("small", 150),
+    ]
+    assert one == listed[1]
+
+
+async def test_a_model_that_its_cluster_does_not_serve_is_not_listed(
+    large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer]
+) -> None:
+    serving(large, other=f"127.0.0.1:{small[1].port}")
+
+    listed = (await wire.get("/v1/models")).json()["data"]
+    answer = await wire.post(CHAT, json=body("other"))
+
+    assert [each["id"] for each in listed] == ["tiny"]
+    assert answer.status_code == 404
+    assert "'small'" in answer.json()["error"]["message"]
+
+
+async def test_an_unknown_model_is_refused_with_the_names(
+    large: Rig, wire: httpx.AsyncClient
+) -> None:
+    error = (await wire.post(CHAT, json=body("huge"))).json()["error"]
+
+    assert error["code"] == "model_not_found"
+    assert "use 'tiny' or another one that /v1/models lists" in error["message"]
+
+
+@pytest.mark.parametrize("address", [f"127.0.0.1:{free_port()}", ""])
+async def test_a_cluster_that_is_gone_is_listed_and_refused(
+    rig: Rig, wire: httpx.AsyncClient, address: str
+) -> None:
+    serving(rig, small=address)
+
+    listed = (await wire.get("/v1/models")).json()["data"]
+    answer = await wire.post(CHAT, json=body("small"))
+
+    assert [each["id"] for each in listed] == ["tiny", "small"]
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_unavailable")
+    assert answer.headers["retry-after"] == "1"
+
+
+async def test_a_request_is_handed_on_once(
+    large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer], url: str
+) -> None:
+    """Each says that the other serves the model."""
+    serving(small[0], ring=url.removeprefix("http://"))
+    serving(large, ring=f"127.0.0.1:{small[1].port}")
+
+    answer = await wire.post(CHAT, json=body("ring"))
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_client_that_leaves_ends_the_request_there(
+    large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer]
+) -> None:
+    backend = small[0].backend
+    backend.hold_after = 2
+
+    asking = asyncio.create_task(wire.post(CHAT, json=body("small")))
+    await asyncio.wait_for(backend.holding.wait(), 10)
+    asking.cancel()
+
+    await asyncio.wait_for(backend.cancelled.wait(), 10)
+
+
+async def test_a_stream_that_breaks_off_ends_with_an_error(
+    large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer]
+) -> None:
+    small[0].backend.hold_after = 2
+
+    async with wire.stream("POST", CHAT, json=body("small", stream=True)) as answer:
+        lines = answer.aiter_lines()
+        await anext(lines)
+        await asyncio.wait_for(small[0].backend.holding.wait(), 10)
+        await small[1].close()
+        rest = [line async for line in lines if line]
+
+    assert '"code":"model_unavailable"' in rest[-1]
+    assert "[DONE]" not in rest[-1]
+
+
+async def test_the_smaller_model_answers_in_place_of_a_refusal(
+    large: Rig, wire: httpx.AsyncClient
+) -> None:
+    large.backend.error = FULL
+
+    answer = await wire.post(CHAT, json=body("tiny", priority="low"))
+
+    found = answer.json()
+    assert (answer.status_code, found["model"]) == (200, "small")
+    assert found["choices"][0]["message"]["content"] == "I am small."
+    assert found["pdcluster"] == {"degraded": ["model=small"]}
+    assert answer.headers["x-pdcluster-model"] == "small"
+    assert answer.headers["x-pdcluster-degraded"] == "model=small"
+    assert large.value("pdcluster_qos_degraded_total", reason="model", priority="low") == 1
+
+
+async def test_a_streamed_answer_of_the_smaller_model_says_so_at_once(
+    large: Rig, client: openai.AsyncOpenAI
+) -> None:
+    large.backend.error = FULL
+
+    stream = await client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "Hi"}],
+        stream=True,
+        extra_body={"priority": "low"},
+    )
+    chunks = [chunk.model_dump() async for chunk in stream]
+
+    assert {chunk["model"] for chunk in chunks} == {"small"}
+    assert chunks[0]["pdcluster"] == {"degraded": ["model=small"]}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"priority": "high"},
+        {"priority": "low", "pdcluster": {"smaller_model": False}},
+        {"priority": "low", "logit_bias": {"65": 1}},
+        {"priority": "low", "stop_token_ids": [65]},
+    ],
+)
+async def test_a_refusal_stays_where_no_smaller_model_may_answer(
+    large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer], fields: Any
+) -> None:
+    large.backend.error = FULL
+
+    answer = await wire.post(CHAT, json=body("tiny", **fields))
+
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "7")
+    assert not small[0].backend.calls
+
+
+async def test_prompts_of_tokens_stay_with_their_tokenizer(
+    large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer]
+) -> None:
+    large.backend.error = FULL
+    fields = {"model": "tiny", "priority": "low", "max_tokens": 5}
+
+    answers = [
+        await wire.post("/v1/completions", json={**fields, "prompt": prompt})
+        for prompt in ("Hi", [65, 66])
+    ]
+
+    assert [each.status_code for each in answers] == [200, 503]
+    assert len(small[0].backend.calls) == 1
+
+
+async def test_an_error_that_is_no_refusal_of_load_stays(
+    large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer]
+) -> None:
+    large.backend.error = RequestError("no", status=429, code="tenant_requests")
+
+    answer = await wire.post(CHAT, json=body("tiny", priority="low"))
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "tenant_requests")
+    assert not small[0].backend.calls
+
+
+async def test_the_refusal_is_the_models_own_where_the_smaller_one_refuses_too(
+    large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer]
+) -> None:
+    large.backend.error = FULL
+    small[0].backend.error = RequestError("small is full", status=503, code="queue_full")
+
+    answer = await wire.post(CHAT, json=body("tiny", priority="low"))
+
+    assert answer.json()["error"]["message"] == "the queue is full"
+    assert large.value("pdcluster_handed_on_requests_total", model="small", outcome="refused") == 1
+    assert large.value("pdcluster_qos_degraded_total", reason="model", priority="low") == 0
+
+
+def racing(rig: Rig) -> Rig:
+    racing = RacingSpec(models=True, max_ratio=1.0)
+    rig.policy = rig.policy.model_copy(update={"racing": racing})
+    return rig
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("winner", ["tiny", "small"])
+async def test_of_a_race_the_client_gets_the_answer_that_begins_first(
+    large: Rig,
+    wire: httpx.AsyncClient,
+    small: tuple[Rig, HttpServer],
+    winner: str,
+    streams: bool,
+) -> None:
+    racing(large)
+    loser = (small[0] if winner == "tiny" else large).backend
+    loser.hold_after = 0
+
+    answer = await wire.post(CHAT, json=body("tiny", stream=streams, pdcluster={"race": "small"}))
+
+    text = "".join(re.findall(r'"content":"([^"]*)"', answer.text))
+    assert text == {"tiny": "Hello, world!", "small": "I am small."}[winner]
+    assert set(re.findall(r'"model":"([^"]*)"', answer.text)) == {winner}
+    assert ('"degraded":["model=small"]' in answer.text) == (winner == "small")
+    await asyncio.wait_for(loser.cancelled.wait(), 10)
+    name = "first" if winner == "tiny" else "rival"
+    assert large.value("pdcluster_races_total", winner=name) == 1
+
+
+@pytest.mark.parametrize("refused", ["tiny", "small"])
+async def test_one_that_refuses_leaves_the_race_to_the_other(
+    large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer], refused: str
+) -> None:
+    racing(large)
+    (large if refused == "tiny" else small[0]).backend.error = FULL
+
+    answer = await wire.post(CHAT, json=body("tiny", pdcluster={"race": "small"}))
+
+    assert (answer.status_code, answer.json()["model"] != refused) == (200, True)
+
+
+async def test_a_race_that_nobody_wins_ends_with_the_own_refusal(
+    large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer]
+) -> None:
+    racing(large).backend.error = FULL
+    small[0].backend.error = RequestError("small is full", status=503, code="queue_full")
+
+    answer = await wire.post(CHAT, json=body("tiny", pdcluster={"race": "small"}))
+
+    assert (answer.status_code, answer.json()["error"]["message"]) == (503, "the queue is full")
+    assert large.value("pdcluster_races_total", winner="none") == 1
+
+
+async def test_a_client_that_leaves_a_race_ends_both(
+    large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer]
+) -> None:
+    backends = [racing(large).backend, small[0].backend]
+    for each in backends:
+        each.hold_after = 0
+
+    running = asyncio.create_task(wire.post(CHAT, json=body("tiny", pdcluster={"race": "small"})))
+    for each in backends:
+        await asyncio.wait_for(each.holding.wait(), 10)
+    running.cancel()
+
+    for each in backends:
+        await asyncio.wait_for(each.cancelled.wait(), 10)
+
+
+async def test_only_a_share_of_requests_races(
+    large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer]
+) -> None:
+    racing(large)
+    large.policy = large.policy.model_copy(
+        update={"racing": RacingSpec(models=True, max_ratio=0.5)}
+    )
+    small[0].backend.hold_after = 0
+
+    for _ in range(4):
+        await wire.post(CHAT, json=body("tiny", pdcluster={"race": "small"}))
+
+    assert large.value("pdcluster_races_total", winner="first") == 2
+
+
+@pytest.mark.parametrize(
+    ("race", "fields", "words"),
+    [
+        ("huge", {}, "'huge' is no model to race on here"),
+        ("small", {"logit_bias": {"65": 1}}, "without token ids or pdcluster.route"),
+    ],
+)
+async def test_a_race_that_is_not_possible_is_refused(
+    large: Rig, wire: httpx.AsyncClient, race: str, fields: Any, words: str
+) -> None:
+    racing(large)
+
+    answer = await wire.post(CHAT, json=body("tiny", pdcluster={"race": race}, **fields))
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "pdcluster.race")
+    assert words in error["message"]
+
+
+async def test_a_race_is_refused_where_the_policy_has_none(
+    large: Rig, wire: httpx.AsyncClient
+) -> None:
+    answer = await wire.post(CHAT, json=body("tiny", pdcluster={"race": "small"}))
+
+    assert answer.status_code == 400
+    assert "set routing.racing.models" in answer.json()["error"]["message"]

@@ -1,0 +1,197 @@
+"""A request that is handed on to another cluster's API, and its answer as it comes.
+
+Each has a connection of its own, so that the Service there spreads requests over its workers.
+"""
+
+import re
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager as Block
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass, replace
+from urllib.parse import quote
+
+import httpx2
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Scope, Send
+
+from pdcluster_schema.text import shortened
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.errors import response_for
+from pdcluster_worker.server.http.request_context import REQUESTED_MODEL_HEADER
+from pdcluster_worker.tracing import trace_context
+from pdcluster_worker.tracing.request_trace import add_event
+
+MODEL_HEADER = "x-pdcluster-model"
+"""Header of an answer: the model of another cluster that has made it."""
+
+MAX_ATTEMPTS = 3  # until a worker there takes the request
+CONNECT_SECONDS = 2.0
+WRITE_SECONDS = 30.0
+GET_SECONDS = 2.0
+
+_PASSED = (
+    *("authorization", "x-api-key", "content-type", "accept", "user-agent", "x-request-id"),
+    *("traceparent", "tracestate"),
+)
+_KEPT_BACK = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-authenticate", "te", "trailer", "transfer-encoding"),
+        *("upgrade", "content-length", "date", "x-request-id", "request-id"),
+    }
+)
+_GOING = re.compile(rb'"code": ?"(draining|not_ready)"')
+_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # one for all, since each takes milliseconds
+# of a host that is gone: after 5 s without a byte, given up after 20 s
+_SIGNS_OF_LIFE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (
+            *(("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5)),
+            ("TCP_USER_TIMEOUT", 20_000),
+        )
+        if hasattr(socket, name)
+    ),
+]
+_CONVERSATIONS = ("/v1/messages", "/v1/responses")  # whose errors in a stream are named events
+
+
+def header_of(name: str) -> str:
+    """A model's name as a header has it."""
+    return quote(name, safe="/:@+,=!~ ")
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOn:
+    """address: host:port of the API that serves the model `name`."""
+
+    name: str
+    address: str
+    path: str
+    body: bytes
+    headers: Mapping[str, str]
+
+    @classmethod
+    def of(cls, scope: Scope, name: str, address: str, body: bytes) -> "HandedOn":
+        given = Headers(scope=scope)
+        headers = {each: given[each] for each in _PASSED if each in given}
+        headers |= trace_context.current()
+        return cls(name, address, scope["path"], body, headers)
+
+    def marked(self, requested: str) -> "HandedOn":
+        """With the model that the client has named: none hands it on again."""
+        return replace(self, headers={**self.headers, REQUESTED_MODEL_HEADER: header_of(requested)})
+
+    @asynccontextmanager
+    async def open(self, method: str = "POST") -> AsyncIterator[httpx2.Response]:
+        """The head of an answer.  Raises httpx2.TransportError."""
+        transport = httpx2.AsyncHTTPTransport(
+            verify=_NO_TLS, trust_env=False, socket_options=_SIGNS_OF_LIFE
+        )
+        waits = httpx2.Timeout(None, connect=CONNECT_SECONDS, write=WRITE_SECONDS)
+        headers = {**self.headers, "accept-encoding": "identity"}
+        url = f"http://{self.address}{quote(self.path)}"
+        async with (
+            httpx2.AsyncClient(transport=transport, timeout=waits, trust_env=False) as client,
+            client.stream(method, url, content=self.body, headers=headers) as response,
+        ):
+            yield response
+
+    async def answer(
+        self,
+        scope: Scope,
+        send: Send,
+        interruptible: Callable[[], Block[None]] = nullcontext,
+        takes: Callable[[int], bool] = lambda status: True,
+    ) -> bool:
+        """Send the answer on; False where its status is not taken, and nothing was sent.
+
+        Raises RequestError where none has begun.
+        """
+        async with AsyncExitStack() as stack:
+            with interruptible():
+                response = await self._begin(stack)
+                add_event(
+                    "handed_on",
+                    model=self.name,
+                    address=self.address,
+                    status=response.status_code,
+                    request=response.headers.get("x-request-id", ""),
+                )
+                if not takes(response.status_code):
+                    return False
+                is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+                body = b"" if is_stream else await self._whole(response)
+            headers = self._answer_headers(response)
+            if not is_stream:
+                answer = Response(body, response.status_code, headers)
+                await answer(scope, _nothing, send)
+                return True
+            await self._stream(response, headers, scope, send, interruptible)
+        return True
+
+    async def _begin(self, stack: AsyncExitStack) -> httpx2.Response:
+        why = "no address of its cluster is known"
+        for _ in range(MAX_ATTEMPTS if self.address else 0):
+            try:
+                response = await stack.enter_async_context(self.open())
+                if response.status_code != 503 or not _GOING.search(await response.aread()):
+                    return response
+                why = f"{self.address} takes no requests now"
+            except httpx2.TransportError as e:
+                why = f"{self.address}: {str(e) or type(e).__name__}"
+        raise self._unavailable(why)
+
+    async def _whole(self, response: httpx2.Response) -> bytes:
+        try:
+            return await response.aread()
+        except httpx2.TransportError as e:
+            raise self._unavailable(f"{self.address} broke off: {e}") from e
+
+    async def _stream(
+        self,
+        response: httpx2.Response,
+        headers: dict[str, str],
+        scope: Scope,
+        send: Send,
+        interruptible: Callable[[], Block[None]],
+    ) -> None:
+        start = Response(status_code=response.status_code, headers=headers).raw_headers
+        shown = [each for each in start if each[0] != b"content-length"]
+        status = response.status_code
+        await send({"type": "http.response.start", "status": status, "headers": shown})
+        end = b""
+        try:
+            with interruptible():
+                async for chunk in response.aiter_raw():
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except httpx2.TransportError as e:
+            end = _as_event(self._unavailable(f"{self.address} broke off: {e}"), scope)
+        except RequestError as e:
+            end = _as_event(e, scope)
+        await send({"type": "http.response.body", "body": end, "more_body": False})
+
+    def _answer_headers(self, response: httpx2.Response) -> dict[str, str]:
+        kept = {k: v for k, v in response.headers.items() if k.lower() not in _KEPT_BACK}
+        return {**kept, MODEL_HEADER: header_of(self.name)}
+
+    def _unavailable(self, why: str) -> RequestError:
+        return RequestError(
+            f"model {self.name!r} cannot be reached ({shortened(why, 200)}): retry later",
+            status=503,
+            code="model_unavailable",
+            retry_after_seconds=1,
+        )
+
+
+async def _nothing() -> dict[str, str]:
+    return {"type": "http.disconnect"}
+
+
+def _as_event(error: RequestError, scope: Scope) -> bytes:
+    """The last event of an answer that broke off, in the shape of its API."""
+    name = b"event: error\n" if scope["path"].startswith(_CONVERSATIONS) else b""
+    return name + b"data: " + bytes(response_for(error, scope).body) + b"\n\n"

@@ -1,0 +1,56 @@
+"""Two answers to one request, of which the client gets the one that begins first."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from starlette.types import Message, Send
+
+Entrant = Callable[[Send], Awaitable[None]]
+"""Sends an answer.  Raises RequestError before it begins, or ends without one."""
+
+
+class Race:
+    """winner: index of the entrant whose answer began first; None = none has."""
+
+    def __init__(self, send: Send) -> None:
+        self.winner: int | None = None
+        self._send = send
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def run(self, *entrants: Entrant) -> None:
+        """Return when the answer has been sent.  Raises what the winner does, or the first one
+        where there is none.
+        """
+        self._tasks = [
+            asyncio.create_task(self._enter(index, entrant), name=f"race {index}")
+            for index, entrant in enumerate(entrants)
+        ]
+        try:
+            await asyncio.wait(self._tasks)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            ends = await asyncio.gather(*self._tasks, return_exceptions=True)
+        end = ends[self.winner or 0]
+        if isinstance(end, BaseException):
+            raise end
+
+    async def _enter(self, index: int, entrant: Entrant) -> None:
+        async def send(message: Message) -> None:
+            if self.winner is None:
+                self._begin(index, message)
+            if self.winner == index:
+                await self._send(message)
+                return
+            raise asyncio.CancelledError  # it came while it was being cancelled
+
+        await entrant(send)
+
+    def _begin(self, index: int, message: Message) -> None:
+        """An error wins where nobody else runs."""
+        others = [task for each, task in enumerate(self._tasks) if each != index]
+        if message.get("status", 200) >= 400 and not all(task.done() for task in others):
+            return
+        self.winner = index
+        for task in others:
+            task.cancel()
