@@ -299,16 +299,22 @@ async def test_of_a_race_the_client_gets_the_answer_that_begins_first(
     winner: str,
     streams: bool,
 ) -> None:
-    racing(large)
-    loser = (small[0] if winner == "tiny" else large).backend
-    loser.hold_after = 0
+    backends = {"tiny": racing(large).backend, "small": small[0].backend}
+    for each in backends.values():
+        each.hold_after = 0
+    request = body("tiny", stream=streams, pdcluster={"race": "small"})
 
-    answer = await wire.post(CHAT, json=body("tiny", stream=streams, pdcluster={"race": "small"}))
+    running = asyncio.create_task(wire.post(CHAT, json=request))
+    for each in backends.values():
+        await asyncio.wait_for(each.holding.wait(), 10)
+    backends.pop(winner).gate.set()
+    answer = await running
 
     text = "".join(re.findall(r'"content":"([^"]*)"', answer.text))
     assert text == {"tiny": "Hello, world!", "small": "I am small."}[winner]
     assert set(re.findall(r'"model":"([^"]*)"', answer.text)) == {winner}
     assert ('"degraded":["model=small"]' in answer.text) == (winner == "small")
+    (loser,) = backends.values()
     await asyncio.wait_for(loser.cancelled.wait(), 10)
     name = "first" if winner == "tiny" else "rival"
     assert large.value("pdcluster_races_total", winner=name) == 1

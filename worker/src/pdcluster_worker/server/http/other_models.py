@@ -110,10 +110,12 @@ class OtherModels:
 
         race = Race(request.send)
         add_event("race", first=checked.model, rival=name)
-        await unless_disconnected(request.receive, race.run(run_own, run_rival))
-        winner = ("first", "rival")[race.winner] if race.winner is not None else "none"
-        self._metrics.races.labels(winner).inc()
-        add_event("race_won", by=winner)
+        try:
+            await unless_disconnected(request.receive, race.run(run_own, run_rival))
+        finally:
+            winner = "none" if race.winner is None else ("first", "rival")[race.winner]
+            self._metrics.races.labels(winner).inc()
+            add_event("race_won", by=winner)
 
     def _rival(self, checked: Any, scope: Scope) -> str | None:
         extension: Any = getattr(checked, "pdcluster", None)

@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Message, Send
 
+from pdcluster_worker.errors import RequestError
+
 Entrant = Callable[[Send], Awaitable[None]]
 """Sends an answer.  Raises RequestError before it begins, or ends without one."""
 
@@ -31,9 +33,13 @@ class Race:
             for task in self._tasks:
                 task.cancel()
             ends = await asyncio.gather(*self._tasks, return_exceptions=True)
-        end = ends[self.winner or 0]
-        if isinstance(end, BaseException):
-            raise end
+        failed = [end for end in ends if isinstance(end, Exception)]
+        if self.winner is not None:
+            failed = [end for end in failed if end is ends[self.winner]]
+        elif not failed:
+            failed = [RequestError("no model has answered: retry later", status=503)]
+        if failed:
+            raise failed[0]
 
     async def _enter(self, index: int, entrant: Entrant) -> None:
         async def send(message: Message) -> None:
