@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,22 @@ def serving(rig: Rig, **addresses: str) -> Rig:
     return rig
 
 
+Until = Callable[[Callable[[], bool]], Awaitable[None]]
+
+
+async def counted(until: Until, rig: Rig, name: str, **labels: str) -> None:
+    """Wait until 1 is counted, once the answer has gone."""
+    async with asyncio.timeout(10):
+        await until(lambda: rig.value(f"pdcluster_{name}_total", **labels) == 1)
+
+
 def body(model: str, **fields: Any) -> dict[str, Any]:
     return {"model": model, "messages": MESSAGES, "temperature": 0, **fields}
 
 
-async def test_each_model_answers_by_its_name(large: Rig, wire: httpx.AsyncClient) -> None:
+async def test_each_model_answers_by_its_name(
+    large: Rig, wire: httpx.AsyncClient, until: Until
+) -> None:
     answers = [(await wire.post(CHAT, json=body(name))) for name in ("tiny", "small")]
 
     assert [
@@ -59,7 +70,7 @@ async def test_each_model_answers_by_its_name(large: Rig, wire: httpx.AsyncClien
     ] == [("tiny", "Hello, world!"), ("small", "I am small.")]
     assert [each.headers.get("x-pdcluster-model") for each in answers] == [None, "small"]
     assert "pdcluster" not in answers[1].json()
-    assert large.value("pdcluster_handed_on_requests_total", model="small", outcome="answered") == 1
+    await counted(until, large, "handed_on_requests", model="small", outcome="answered")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +203,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error(
 
 
 async def test_the_smaller_model_answers_in_place_of_a_refusal(
-    large: Rig, wire: httpx.AsyncClient
+    large: Rig, wire: httpx.AsyncClient, until: Until
 ) -> None:
     large.backend.error = FULL
 
@@ -204,7 +215,7 @@ async def test_the_smaller_model_answers_in_place_of_a_refusal(
     assert found["pdcluster"] == {"degraded": ["model=small"]}
     assert answer.headers["x-pdcluster-model"] == "small"
     assert answer.headers["x-pdcluster-degraded"] == "model=small"
-    assert large.value("pdcluster_qos_degraded_total", reason="model", priority="low") == 1
+    await counted(until, large, "qos_degraded", reason="model", priority="low")
 
 
 async def test_a_streamed_answer_of_the_smaller_model_says_so_at_once(
@@ -296,6 +307,7 @@ async def test_of_a_race_the_client_gets_the_answer_that_begins_first(
     large: Rig,
     wire: httpx.AsyncClient,
     small: tuple[Rig, HttpServer],
+    until: Until,
     winner: str,
     streams: bool,
 ) -> None:
@@ -317,7 +329,7 @@ async def test_of_a_race_the_client_gets_the_answer_that_begins_first(
     (loser,) = backends.values()
     await asyncio.wait_for(loser.cancelled.wait(), 10)
     name = "first" if winner == "tiny" else "rival"
-    assert large.value("pdcluster_races_total", winner=name) == 1
+    await counted(until, large, "races", winner=name)
 
 
 @pytest.mark.parametrize("refused", ["tiny", "small"])
@@ -361,7 +373,10 @@ async def test_a_client_that_leaves_a_race_ends_both(
 
 
 async def test_only_a_share_of_requests_races(
-    large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer]
+    large: Rig,
+    wire: httpx.AsyncClient,
+    small: tuple[Rig, HttpServer],
+    until: Until,
 ) -> None:
     racing(large)
     large.policy = large.policy.model_copy(
@@ -372,6 +387,8 @@ async def test_only_a_share_of_requests_races(
     for _ in range(4):
         await wire.post(CHAT, json=body("tiny", pdcluster={"race": "small"}))
 
+    async with asyncio.timeout(10):  # it is counted once the other run has ended
+        await until(lambda: large.value("pdcluster_races_total", winner="first") >= 2)
     assert large.value("pdcluster_races_total", winner="first") == 2
 
 
