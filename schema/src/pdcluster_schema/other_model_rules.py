@@ -5,6 +5,9 @@ from typing import Any
 
 from pdcluster_schema.section import Rule
 
+# not of an optional list, of which the API server knows no greatest length
+_EACH = "!has(self.service) || !has(self.service.models) || self.service.models.all"
+
 
 def other_model_rules() -> Iterator[Rule]:
     yield _names_rule()
@@ -20,7 +23,7 @@ def other_model_rules() -> Iterator[Rule]:
         at="qos.degradation.smallerModel.name",
     )
     yield Rule(
-        cel=f"!{smaller}.?url.hasValue() || self.?service.?models.orValue([]).all(m, "
+        cel=f"!{smaller}.?url.hasValue() || {_EACH}(m, "
         "m.name != self.qos.degradation.smallerModel.name)",
         holds=lambda spec: (
             (smaller := spec.qos.degradation.smaller_model) is None
@@ -40,8 +43,8 @@ def _names_rule() -> Rule:
         return len(own.union(names)) == len(own) + len(names)
 
     return Rule(
-        cel="self.?service.?models.orValue([]).all(m, m.name != self.model.name && "
-        "self.model.?adapters.orValue([]).all(a, a.name != m.name))",
+        cel=f"{_EACH}(m, m.name != self.model.name && (!has(self.model.adapters) || "
+        "self.model.adapters.all(a, a.name != m.name)))",
         holds=holds,
         reason="must each have a name of their own, and not that of the model or an adapter of it",
         fix="rename or remove one of them",

@@ -55,7 +55,8 @@ def object_rules() -> Iterator[Cel]:
             ".metadata.name",
         )
     yield Cel(
-        "self.spec.?service.?models.orValue([]).all(m, m.cluster != self.metadata.name)",
+        "!has(self.spec.service) || !has(self.spec.service.models) || "
+        "self.spec.service.models.all(m, m.cluster != self.metadata.name)",
         "models are of other PDClusters, and one names this one: name another cluster, or remove "
         "the model",
         ".spec.service.models",
