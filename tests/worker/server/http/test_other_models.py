@@ -344,7 +344,7 @@ async def test_one_that_refuses_leaves_the_race_to_the_other(
     assert (answer.status_code, answer.json()["model"] != refused) == (200, True)
 
 
-async def test_a_race_that_nobody_wins_ends_with_the_own_refusal(
+async def test_a_race_without_a_winner_ends_with_the_own_refusal(
     large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer]
 ) -> None:
     racing(large).backend.error = FULL

@@ -53,7 +53,7 @@ class Race:
         await entrant(send)
 
     def _begin(self, index: int, message: Message) -> None:
-        """An error wins where nobody else runs."""
+        """An error wins where no other one runs."""
         others = [task for each, task in enumerate(self._tasks) if each != index]
         if message.get("status", 200) >= 400 and not all(task.done() for task in others):
             return
