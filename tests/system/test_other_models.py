@@ -3,6 +3,7 @@ place of a refusal, and both at once.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -35,6 +36,7 @@ LARGE = {
         "admission": {"maxQueuedRequests": 3},
         "degradation": {"smallerModel": {"name": "small"}},
     },
+    "routing": {"racing": {"models": True, "maxRatio": 1.0}},
 }
 
 
@@ -85,7 +87,7 @@ class Serving(ExitStack):
         state = ("--state-dir", str(self._folder / "state"))
         output = self._folder / f"{self._name}.output"
         address = self.enter_context(up(self._file, *state, output=output, environment=os.environ))
-        return self.enter_context(httpx.Client(base_url=address, timeout=60, trust_env=False))
+        return self.enter_context(httpx.Client(base_url=address, timeout=300, trust_env=False))
 
 
 def ask(client: httpx.Client, model: str, **fields: Any) -> httpx.Response:
@@ -105,7 +107,7 @@ def test_each_model_answers_by_its_name(large: httpx.Client, small: httpx.Client
     assert [own.json()["model"], other.json()["model"]] == ["large", "small"]
     assert text(other) == text(direct) != text(own)
     listed = large.get("/v1/models").json()["data"]
-    assert [each["id"] for each in listed] == ["large", "small"]
+    assert [each["id"] for each in listed][:2] == ["large", "small"]
     assert ask(small, "large").json()["error"]["code"] == "model_not_found"
 
 
@@ -116,21 +118,43 @@ def test_the_smaller_model_answers_while_the_large_one_is_full(
     before = ask(large, "large", priority="low")
     assert (before.json()["model"], before.headers.get("x-pdcluster-model")) == ("large", None)
 
-    with ThreadPoolExecutor(8) as clients:  # one runs, three wait
+    with ThreadPoolExecutor(8) as clients:  # one runs, three wait, one is refused
         long = [
-            clients.submit(ask, large, "large", max_tokens=1900, ignore_eos=True) for _ in range(4)
+            clients.submit(ask, large, "large", max_tokens=1200, ignore_eos=True) for _ in range(5)
         ]
-        wait_for(lambda: ask_low(large).json().get("model") == "small", 60, "no smaller model")
+        wait_for(lambda: any(each.done() for each in long), 60, "the queue is full")
         low = ask_low(large)
         normal, kept = ask(large, "large"), ask_low(large, pdcluster={"smaller_model": False})
-        assert not long[-1].done()
-        answers = [each.result() for each in long]
+        assert sum(each.done() for each in long) == 1
+        answers = [each.result().json() for each in long]
 
     assert (low.status_code, low.json()["model"], text(low)) == (200, "small", expected)
     assert low.json()["pdcluster"] == {"degraded": ["model=small"]}
     assert low.headers["x-pdcluster-model"] == "small"
     assert {each.json()["error"]["code"] for each in (normal, kept)} == {"queue_full"}
-    assert {each.json()["model"] for each in answers} == {"large"}
+    assert sorted(each.get("model", each.get("error", {}).get("code")) for each in answers) == [
+        *["large"] * 4,
+        "queue_full",
+    ]
+
+
+def test_one_of_two_models_wins_a_race(large: httpx.Client, small: httpx.Client) -> None:
+    expected = {"large": text(ask(large, "large")), "small": text(ask(small, "small"))}
+
+    answers = [ask(large, "large", pdcluster={"race": "small"}) for _ in range(4)]
+
+    assert {each.status_code for each in answers} == {200}
+    for each in answers:
+        model = each.json()["model"]
+        assert text(each) == expected[model]
+        assert (each.headers.get("x-pdcluster-model") == "small") == (model == "small")
+    # counted once the answer has gone
+    wait_for(lambda: races(large) == len(answers), 10, lambda: races(large))
+
+
+def races(client: httpx.Client) -> int:
+    counted = re.findall(r"^pdcluster_races_total{.*} (\d+)", client.get("/metrics").text, re.M)
+    return sum(map(int, counted))
 
 
 def ask_low(client: httpx.Client, **fields: Any) -> httpx.Response:
