@@ -1163,6 +1163,12 @@ BAD = [
     ),
     wrong(
         "spec.service.models",
+        [{"name": "a" * 254, "cluster": "small"}],
+        "must have at most 253",
+        fault_at="spec.service.models[0].name",
+    ),
+    wrong(
+        "spec.service.models",
         [{"name": "a", "cluster": "Chat"}],
         "'Chat' is not",
         fault_at="spec.service.models[0].cluster",

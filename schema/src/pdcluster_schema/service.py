@@ -110,7 +110,7 @@ class HttpLimitsSpec(SpecSection):
 class OtherModelSpec(SpecSection):
     """A model of another PDCluster, whose requests are handed on to the Service of that one."""
 
-    name: Annotated[Text, Crd(maxLength=253)]
+    name: Annotated[Text, Field(max_length=253)]
     """Name by which clients call it here: that PDCluster's model.name, or an adapter of it."""
     cluster: Name
     """The PDCluster that serves it, in the same namespace."""

@@ -108,6 +108,13 @@ def test_weights_are_quantized_while_loading(tiny_folder):
     assert (found - expected).norm() / expected.norm() <= 0.3
 
 
+def test_mxfp4_is_not_quantized_again(as_mxfp4):
+    with pytest.raises(
+        ModelError, match=r"engine.quantization is int8, .* in mxfp4 already: leave"
+    ):
+        load(as_mxfp4[0], quantization="int8")
+
+
 def test_a_scale_that_is_not_finite_is_refused():
     scales = torch.full((2, 1), 127, dtype=torch.uint8)
     scales[1] = 255

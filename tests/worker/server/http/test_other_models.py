@@ -1,12 +1,14 @@
 """Two applications: one whose address serves the other's model too, and hands its requests on."""
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import httpx2
 import openai
 import pytest
 
@@ -14,6 +16,8 @@ from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.qos import DegradationSpec, SmallerModelSpec
 from pdcluster_schema.routing import RacingSpec
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.http.handed_on import _is_going
+from pdcluster_worker.server.http.other_models import _renamed
 from pdcluster_worker.server.http.run import HttpServer, serve
 from tests.ports import free_port
 from tests.worker.server.conftest import Rig, make_rig
@@ -173,6 +177,46 @@ async def test_a_request_is_handed_on_once(
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 
+async def test_a_header_that_is_not_ascii_is_handed_on(large: Rig, wire: httpx.AsyncClient) -> None:
+    headers = {b"user-agent": b"caf\xe9"}
+
+    answer = await wire.post(CHAT, json=body("small"), headers=headers)
+    listed = await wire.get("/v1/models", headers=headers)
+
+    assert (answer.status_code, listed.status_code) == (200, 200)
+
+
+async def test_a_body_of_many_levels_is_refused_as_without_other_models(
+    large: Rig, wire: httpx.AsyncClient
+) -> None:
+    content = b'{"model": "tiny", "messages": ' + b"[" * 5000 + b"]" * 5000 + b"}"
+
+    answer = await wire.post(CHAT, content=content, headers={"content-type": "application/json"})
+
+    assert answer.status_code == 400
+
+
+@pytest.mark.parametrize("code", ["draining", "not_ready"])
+async def test_a_worker_that_goes_is_known_by_either_shape_of_an_error(code: str) -> None:
+    header, content = {"x-pdcluster-error": code}, f'{{"error":{{"code":"{code}"}}}}'.encode()
+
+    assert await _is_going(httpx2.Response(503, headers=header, content=b"{}"))
+    assert await _is_going(httpx2.Response(503, content=content))
+    assert not await _is_going(httpx2.Response(503, content=b'{"error":{"code":"queue_full"}}'))
+
+
+async def test_an_error_in_anthropics_shape_has_its_code_in_a_header(
+    large: Rig, wire: httpx.AsyncClient
+) -> None:
+    large.backend.error = RequestError("going", status=503, code="draining")
+
+    answer = await wire.post(
+        "/v1/messages", json={"model": "tiny", "messages": MESSAGES, "max_tokens": 20}
+    )
+
+    assert (answer.status_code, answer.headers["x-pdcluster-error"]) == (503, "draining")
+
+
 async def test_a_client_that_leaves_ends_the_request_there(
     large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer]
 ) -> None:
@@ -216,6 +260,43 @@ async def test_the_smaller_model_answers_in_place_of_a_refusal(
     assert answer.headers["x-pdcluster-model"] == "small"
     assert answer.headers["x-pdcluster-degraded"] == "model=small"
     await counted(until, large, "qos_degraded", reason="model", priority="low")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_anthropics_clients_are_shown_the_smaller_model_too(
+    large: Rig, wire: httpx.AsyncClient, stream: bool
+) -> None:
+    large.backend.error = FULL
+    fields = {"messages": MESSAGES, "max_tokens": 20, "priority": "low", "stream": stream}
+
+    answer = await wire.post("/v1/messages", json={"model": "tiny", **fields})
+
+    assert answer.headers["x-pdcluster-model"] == "small"
+    assert '"model":"small"' in answer.text
+    assert '"pdcluster":{"degraded":["model=small"]}' in answer.text
+
+
+async def test_low_priority_of_a_tenant_and_what_is_left_of_times_go_along() -> None:
+    given = body("tiny", pdcluster={"deadline_ms": 500, "race": "x"}, text="\u4f60\ud800")
+    content = json.dumps(given).encode()
+
+    found = json.loads(_renamed(content, "small", priority="low", passed_ms=200))
+
+    expected = {**given, "model": "small", "priority": "low", "pdcluster": {"deadline_ms": 300}}
+    assert found == expected
+    assert json.loads(_renamed(content, "small"))["pdcluster"] == {"deadline_ms": 500}
+
+
+async def test_a_refusal_stays_once_the_deadline_has_passed(
+    large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer]
+) -> None:
+    large.backend.error = FULL
+    fields = {"priority": "low", "pdcluster": {"deadline_ms": 0.001}}
+
+    answer = await wire.post(CHAT, json=body("tiny", **fields))
+
+    assert answer.status_code in (400, 503)
+    assert not small[0].backend.calls
 
 
 async def test_a_streamed_answer_of_the_smaller_model_says_so_at_once(

@@ -176,13 +176,17 @@ def _experts(
     mixture = checkpoint.architecture.mixture
     assert mixture is not None, "the layer has experts"
     own = rank.share(mixture.count)
-    products = [checkpoint.expert(path, index) for index in range(own.start, own.stop)]
+    gate_up, down = [], []
+    for index in range(own.start, own.stop):  # one by one: some are copies until they are packed
+        first, last = checkpoint.expert(path, index)
+        gate_up.append(_pack(checkpoint, operations, *first))
+        down.append(_pack(checkpoint, operations, last))
     return Experts(
         router=_pack(
             checkpoint, operations, checkpoint.linear(f"{path}.{mixture.names.router}"), wide=True
         ),
-        gate_up=[_pack(checkpoint, operations, *gate_up) for gate_up, _ in products],
-        down=[_pack(checkpoint, operations, down) for _, down in products],
+        gate_up=gate_up,
+        down=down,
         chosen=mixture.chosen,
         normalizes=mixture.normalizes,
         first=own.start,
@@ -192,7 +196,7 @@ def _experts(
 def _sinks(checkpoint: Checkpoint, path: str, operations: Operations, rank: ParallelRank) -> Tensor:
     sinks = checkpoint.tensors[f"{path}.self_attn.sinks"]
     share = rank.share(len(sinks))
-    return operations.place(sinks[share].to(checkpoint.dtype).float().contiguous())
+    return operations.place(sinks[share].to(checkpoint.dtype).float().clone())
 
 
 def _adapters(

@@ -87,6 +87,10 @@ def openai_error(error: RequestError) -> ErrorReply:
     )
 
 
+ERROR_HEADER = "x-pdcluster-error"
+"""Header of an error in Anthropic's shape, whose body has no code."""
+
+
 def messages_error(error: RequestError, request_id: str) -> MessagesError:
     """In Anthropic's shape, of an error event too."""
     other = "api_error" if error.status >= 500 else "invalid_request_error"
@@ -127,6 +131,8 @@ def error_response(
 ) -> Response:
     """The whole answer, with Retry-After when the error has one."""
     retry = error.retry_after_seconds
+    if isinstance(reply, MessagesError) and error.code:
+        headers = {**(headers or {}), ERROR_HEADER: error.code}
     return Response(
         reply.model_dump_json(),
         error.status,

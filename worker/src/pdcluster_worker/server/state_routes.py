@@ -126,7 +126,7 @@ def model_routes(worker: WorkerView, others: OtherModels | None) -> list[Route]:
     async def other_cards(request: Request, name: str | None = None) -> list[ModelCard]:
         if others is None or (name is not None and name not in others.addresses):
             return []
-        lengths = await others.lengths(request.scope)
+        lengths = await others.lengths(request.scope, name)
         return [card(each, length) for each, length in lengths.items()]
 
     def own_card(name: str) -> ModelCard:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +12,9 @@ from pdcluster_worker.model.ops.quantized_weight import QuantizedWeight
 
 # halves of e2m1's numbers are no integers, so codes are twice the numbers
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+_PAIRS = np.array(
+    [(_E2M1[byte & 15], _E2M1[byte >> 4]) for byte in range(256)], dtype=np.int8
+).view(np.int16)[:, 0]
 _GROUP = 32  # columns that share a scale
 _BIAS = 127  # of a scale's exponent
 _NO_NUMBER = 255  # a scale that is NaN
@@ -80,9 +84,7 @@ def read_mxfp4(name: str, blocks: Tensor, scales: Tensor) -> QuantizedWeight:
     """
     if (scales == _NO_NUMBER).any():
         raise ModelError(f"{name} has scales that are not finite: copy the model again")
-    table = torch.tensor(_E2M1, dtype=torch.int8)
-    pairs = torch.stack((blocks & 15, blocks >> 4), dim=-1)
-    codes = table[pairs.long()].flatten(1)
+    codes = torch.from_numpy(_PAIRS[blocks.numpy()].view(np.int8)).flatten(1)
     # codes are twice the numbers
     factors = torch.exp2(scales.float() - (_BIAS + 1))
     return QuantizedWeight(codes, factors, _GROUP, torch.int8)

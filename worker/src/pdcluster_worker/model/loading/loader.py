@@ -134,7 +134,7 @@ def _quantized(loaded: LoadedModel, precision: Precision) -> LoadedModel:
     field, checkpoint = f"engine.quantization is {precision}", loaded.checkpoint
     if checkpoint is None:
         raise ModelError(f"{field}, which needs our own decoder: {loaded.reason}; leave it out")
-    if checkpoint.quantized:
+    if checkpoint.quantized or checkpoint.stacks:
         raise ModelError(
             f"{field}, and the model's weights are in {checkpoint.precision} already: leave it out"
         )

@@ -43,7 +43,8 @@ class MessagesFormatter(BlockFormatter):
 
     def end(self, usage: Usage) -> bytes:
         events = self._events(self._blocks.end())
-        last = _event("message_delta", delta=self._ending(), usage=_usage_of(usage))
+        ending = {"delta": self._ending(), "usage": _usage_of(usage), **self._own()}
+        last = _event("message_delta", **ending)
         return events + last + _event("message_stop")
 
     def failed(self, error: RequestError) -> bytes:
@@ -54,7 +55,10 @@ class MessagesFormatter(BlockFormatter):
 
     def _finished(self, usage: Usage) -> Json:
         content = [_whole(block) for block in self._blocks.blocks]
-        return self._message(usage) | {"content": content} | self._ending()
+        return self._message(usage) | {"content": content} | self._ending() | self._own()
+
+    def _own(self) -> Json:
+        return {"pdcluster": {"degraded": self._lost}} if self._lost else {}
 
     def _message(self, usage: Usage) -> Json:
         return {

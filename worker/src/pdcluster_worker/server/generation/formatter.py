@@ -193,6 +193,7 @@ class BlockFormatter(ABC):
     def __init__(self) -> None:
         self._blocks = Blocks()
         self._last: Delta | None = None
+        self._lost: list[str] = []
 
     def of(self, delta: Delta) -> bytes | None:
         return self._events(self._take(delta))
@@ -206,6 +207,7 @@ class BlockFormatter(ABC):
 
     def _take(self, delta: Delta) -> list[BlockEvent]:
         self._last = delta
+        self._lost += delta.degraded
         return self._blocks.feed(delta.parts)
 
     def _events(self, changes: list[BlockEvent]) -> bytes:

@@ -29,7 +29,7 @@ from pdcluster_worker.server.http.disconnect import unless_disconnected
 from pdcluster_worker.server.http.open_answers import OpenAnswers
 from pdcluster_worker.server.http.other_models import OtherModels
 from pdcluster_worker.server.http.raw_http import DIRECT_WRITER
-from pdcluster_worker.server.http.request_context import RequestContext
+from pdcluster_worker.server.http.request_context import RequestContext, header_of
 from pdcluster_worker.server.schemas.requests import (
     CHAT_NAMES,
     CompletionRequest,
@@ -150,7 +150,7 @@ class GenerationResponse(Response):
 
     def _answer_headers(self, media_type: str) -> dict[str, str]:
         place, degraded = self._generation.prefill, self._generation.degraded
-        headers = {PREFILL_HEADER: place or "", DEGRADED_HEADER: ", ".join(degraded)}
+        headers = {PREFILL_HEADER: place or "", DEGRADED_HEADER: header_of(", ".join(degraded))}
         return {"content-type": media_type} | {
             name: value for name, value in headers.items() if value
         }

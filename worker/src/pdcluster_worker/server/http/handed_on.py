@@ -19,8 +19,8 @@ from starlette.types import Scope, Send
 
 from pdcluster_schema.text import shortened
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.errors import response_for
-from pdcluster_worker.server.http.request_context import REQUESTED_MODEL_HEADER
+from pdcluster_worker.server.errors import ERROR_HEADER, response_for
+from pdcluster_worker.server.http.request_context import REQUESTED_MODEL_HEADER, header_of
 from pdcluster_worker.tracing import trace_context
 from pdcluster_worker.tracing.request_trace import add_event
 
@@ -43,6 +43,7 @@ _KEPT_BACK = frozenset(
     }
 )
 _GOING = re.compile(rb'"code": ?"(draining|not_ready)"')
+_GOING_CODES = ("draining", "not_ready")
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # one for all, since each takes milliseconds
 # of a host that is gone: after 5 s without a byte, given up after 20 s
 _SIGNS_OF_LIFE = [
@@ -57,11 +58,6 @@ _SIGNS_OF_LIFE = [
     ),
 ]
 _CONVERSATIONS = ("/v1/messages", "/v1/responses")  # whose errors in a stream are named events
-
-
-def header_of(name: str) -> str:
-    """A model's name as a header has it."""
-    return quote(name, safe="/:@+,=!~ ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +88,9 @@ class HandedOn:
             verify=_NO_TLS, trust_env=False, socket_options=_SIGNS_OF_LIFE
         )
         waits = httpx2.Timeout(None, connect=CONNECT_SECONDS, write=WRITE_SECONDS)
-        headers = {**self.headers, "accept-encoding": "identity"}
+        given = {**self.headers, "accept-encoding": "identity"}
+        # as they came: a client's may have other characters than ASCII
+        headers = [(name.encode(), value.encode("latin-1")) for name, value in given.items()]
         url = f"http://{self.address}{quote(self.path)}"
         async with (
             httpx2.AsyncClient(transport=transport, timeout=waits, trust_env=False) as client,
@@ -138,7 +136,7 @@ class HandedOn:
         for _ in range(MAX_ATTEMPTS if self.address else 0):
             try:
                 response = await stack.enter_async_context(self.open())
-                if response.status_code != 503 or not _GOING.search(await response.aread()):
+                if response.status_code != 503 or not await _is_going(response):
                     return response
                 why = f"{self.address} takes no requests now"
             except httpx2.TransportError as e:
@@ -163,15 +161,18 @@ class HandedOn:
         shown = [each for each in start if each[0] != b"content-length"]
         status = response.status_code
         await send({"type": "http.response.start", "status": status, "headers": shown})
-        end = b""
+        end, last = b"", b"\n\n"
         try:
             with interruptible():
                 async for chunk in response.aiter_raw():
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    last = (last + chunk)[-2:]
         except httpx2.TransportError as e:
             end = _as_event(self._unavailable(f"{self.address} broke off: {e}"), scope)
         except RequestError as e:
             end = _as_event(e, scope)
+        if end and last != b"\n\n":
+            end = b"\n\n" + end  # half an event came before
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
     def _answer_headers(self, response: httpx2.Response) -> dict[str, str]:
@@ -185,6 +186,13 @@ class HandedOn:
             code="model_unavailable",
             retry_after_seconds=1,
         )
+
+
+async def _is_going(response: httpx2.Response) -> bool:
+    """True if the worker that refused takes no requests any more, or none yet."""
+    if response.headers.get(ERROR_HEADER) in _GOING_CODES:
+        return True
+    return _GOING.search(await response.aread()) is not None
 
 
 async def _nothing() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,7 @@ from pdcluster_worker.routing.qos.load_shedding import PriorityError, priority_o
 from pdcluster_worker.routing.qos.tenants import tenant_policy
 from pdcluster_worker.server.http.disconnect import unless_disconnected
 from pdcluster_worker.server.http.handed_on import GET_SECONDS, HandedOn
+from pdcluster_worker.server.http.json_body import off_loop
 from pdcluster_worker.server.http.open_answers import OpenAnswers
 from pdcluster_worker.server.http.race import Race
 from pdcluster_worker.server.http.request_context import context_in
@@ -34,6 +36,8 @@ _OF_LOAD = frozenset(
 
 _GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/messages")
 _OF_ONE_TOKENIZER = ("logit_bias", "stop_token_ids")
+_TIMES = frozenset({"deadline_ms", "ttft_slo_ms"})
+"""Fields of the extension that count from the request's arrival."""
 
 
 class _Named(msgspec.Struct):
@@ -47,6 +51,7 @@ class _ModelLength(msgspec.Struct):
 
 
 _named = msgspec.json.Decoder(_Named).decode
+_fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _length_of = msgspec.json.Decoder(_ModelLength).decode
 
 
@@ -81,7 +86,7 @@ class OtherModels:
             return None
         try:
             name = _named(request.body).model
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None  # what is wrong with it is said where it is checked
         return name if name in self.addresses else None
 
@@ -99,7 +104,8 @@ class OtherModels:
         if rival is None:
             await own(request.scope, request.receive, request.send)
             return
-        name, body = rival, _renamed(request.body, rival)
+        name = rival
+        body = await off_loop(len(request.body), _renamed, request.body, rival)
         call = self._call(name, request.scope, body).marked(checked.model)
 
         async def run_own(send: Send) -> None:
@@ -147,12 +153,14 @@ class OtherModels:
 
         checked: the body, as the route takes it
         """
-        name = self._smaller(refusal, checked, request.scope)
-        if name is None:
+        name, passed = self._smaller(refusal, checked, request.scope), _passed_ms(request.scope)
+        if name is None or not _has_time(checked, passed):
             return False
-        body = _renamed(request.body, name)
+        body = await off_loop(
+            len(request.body), _renamed, request.body, name, priority="low", passed_ms=passed
+        )
         call = self._call(name, request.scope, body).marked(checked.model)
-        has_answered = True
+        has_answered = False
 
         async def hand_on() -> None:
             nonlocal has_answered
@@ -177,6 +185,8 @@ class OtherModels:
         extension = checked.pdcluster
         if extension is not None and (extension.smaller_model is False or extension.route):
             return None
+        if extension is not None and extension.race == smaller.name:
+            return None  # it was asked already
         ceiling = tenant_policy(policy, context.tenant).priority
         try:
             priority = priority_of(
@@ -209,18 +219,20 @@ class OtherModels:
     def _call(self, name: str, scope: Scope, body: bytes = b"") -> HandedOn:
         return HandedOn.of(scope, name, self.addresses[name], body)
 
-    async def lengths(self, scope: Scope) -> dict[str, int | None]:
+    async def lengths(self, scope: Scope, only: str | None = None) -> dict[str, int | None]:
         """max_model_len by model, None where its cluster does not say it; without those that their
-        clusters do not serve.
+        clusters do not serve.  only: this model; None = all.
         """
-        names = [] if context_in(scope).requested_model else list(self.addresses)
-        cards = await asyncio.gather(*(self._find(name, scope) for name in names))
+        is_done = bool(context_in(scope).requested_model)
+        names = [] if is_done else [each for each in self.addresses if only in (None, each)]
+        calls = [self._call(name, scope) for name in names]
+        cards = await asyncio.gather(*map(self._find, calls))
         found = zip(names, cards, strict=True)
         return {name: card.max_model_len for name, card in found if card is not None}
 
-    async def _find(self, name: str, scope: Scope) -> _ModelLength | None:
+    async def _find(self, call: HandedOn) -> _ModelLength | None:
         """None where its cluster does not serve it."""
-        call = replace(self._call(name, scope).marked(name), path=f"/v1/models/{name}")
+        call = replace(call.marked(call.name), path=f"/v1/models/{call.name}")
         if not call.address:
             return _ModelLength()
         try:
@@ -231,13 +243,43 @@ class OtherModels:
             return _ModelLength()
 
 
-def _renamed(body: bytes, model: str) -> bytes:
-    """The body of a request, which has been checked, for another model; without a race."""
-    fields = json.loads(body)
+def _renamed(
+    body: bytes, model: str, *, priority: str | None = None, passed_ms: float = 0
+) -> bytes:
+    """The body of a request, which has been checked, for another model; without a race.
+
+    passed_ms: of its times; priority: None = as it is.
+    """
+    fields, encoded = _opened(body)
     fields["model"] = model
-    if isinstance(own := fields.get("pdcluster"), dict):
-        own.pop("race", None)
-    return json.dumps(fields).encode()
+    if priority is not None:
+        fields["priority"] = priority
+    own = fields.get("pdcluster")
+    own = msgspec.json.decode(own) if isinstance(own, msgspec.Raw) else own
+    if isinstance(own, dict):
+        kept = {name: value for name, value in own.items() if name != "race"}
+        for name in _TIMES & kept.keys():
+            kept[name] = None if kept[name] is None else kept[name] - passed_ms
+        fields["pdcluster"] = kept
+    return encoded(fields)
+
+
+def _opened(body: bytes) -> tuple[dict[str, Any], Callable[[Any], bytes]]:
+    """The fields of a body, as they came where msgspec reads it, and what encodes them."""
+    try:
+        return _fields_of(body), msgspec.json.encode
+    except (msgspec.DecodeError, UnicodeDecodeError):  # half a surrogate pair
+        return json.loads(body), lambda fields: json.dumps(fields).encode()
+
+
+def _passed_ms(scope: Scope) -> float:
+    return 1000 * (time.monotonic() - context_in(scope).arrival_seconds)
+
+
+def _has_time(checked: Any, passed_ms: float) -> bool:
+    """False where a time of the request has passed."""
+    times = (getattr(checked.pdcluster, name, None) for name in _TIMES)
+    return all(each is None or each > passed_ms for each in times)
 
 
 async def _never() -> Message:

@@ -64,6 +64,11 @@ class RequestContext:
     requested_model: str = ""
 
 
+def header_of(name: str) -> str:
+    """A model's name as a header has it."""
+    return quote(name, safe="/:@+,=!~ ").strip()
+
+
 def context_in(scope: Scope) -> RequestContext:
     context: RequestContext = scope[CONTEXT]
     return context
