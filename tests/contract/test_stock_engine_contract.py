@@ -23,7 +23,7 @@ from pdcluster_schema.stock_engine import (
 from pdcluster_worker.config.engine import OURS_ALONE as WORKER_OURS_ALONE
 from pdcluster_worker.config.engine import EngineConfig
 from tests.operator.pdcluster_api.manifests.rendering import cluster_of
-from tests.schema.object_cases import CPU, at, sglang
+from tests.schema.object_cases import CPU, Change, at, sglang
 from tests.schema.object_cases import vllm as stock
 from tests.system.stock_sglang import NOT_ASKED as SGLANG_NOT_ASKED
 from tests.system.stock_sglang import is_installed
@@ -97,10 +97,11 @@ def test_a_worker_refuses_every_field_that_is_not_rendered_for_a_stock_engine() 
     assert read == rendered["engine"].keys()
 
 
-def every_sglang_flag() -> PDCluster:
+def every_sglang_flag(*more: Change) -> PDCluster:
     return cluster_of(
         sglang(**{**SIZES, "prefixCaching": False}),
         at("spec.roles", {"mixed": {"pools": [CPU]}}),
+        *more,
     )
 
 
@@ -142,7 +143,9 @@ def test_every_flag_of_a_field_is_rendered(
 @pytest.mark.skipif(not is_installed(), reason=SGLANG_NOT_ASKED)
 @pytest.mark.timeout(300)
 def test_sglang_s_own_parser_takes_every_command_line() -> None:
-    lines = [line[3:] for line in command_lines(every_sglang_flag())]
+    over_pods = at("spec.roles.mixed.pools.0.podsPerReplica", 2)
+    clusters = every_sglang_flag(), every_sglang_flag(over_pods)
+    lines = [line[3:] for cluster in clusters for line in command_lines(cluster)]
 
     assert parsed_by_sglang(lines) == [" ".join(line) for line in lines]
 

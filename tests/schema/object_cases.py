@@ -241,6 +241,10 @@ RIGHT_STOCK_ENGINES: dict[str, Change] = {
         sglang(maxModelLen=4096, numBlocks=64, args=["--attention-backend", "torch_native"]),
         at("spec.roles", {"mixed": {"pools": [CPU]}}),
     ),
+    "sglang over pods": both(
+        sglang(tensorParallelSize=2, pipelineParallelSize=2),
+        at("spec.roles", {"mixed": {"pools": [{**CPU, "gpu": "H100", "podsPerReplica": 2}]}}),
+    ),
     "sglang of sizes": both(
         sglang(blockSize=24, maxBatchedTokens=240),
         at("spec.roles", {"mixed": {"pools": [CPU]}}),

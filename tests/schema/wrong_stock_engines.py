@@ -47,11 +47,12 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
     (
         both(
             at("spec.roles", {"mixed": {"pools": [{**CPU, "gpu": "H100", "podsPerReplica": 2}]}}),
-            sglang(tensorParallelSize=2),
+            sglang(tensorParallelSize=3),
         ),
-        "spec.roles.mixed.pools[0].podsPerReplica: is 2, and sglang serves from one pod a worker; "
-        "give a node with more accelerators, or set engine.type: vllm",
-        None,
+        "spec.roles.mixed.pools[0].podsPerReplica: 2 pods do not divide the 3 ranks of a worker "
+        "(tensorParallelSize (3) times pipelineParallelSize (1)); give a number that does, or "
+        "change the ranks",
+        "spec.roles",
     ),
     (
         both(
@@ -71,7 +72,8 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
     (
         both(MIXED, sglang(tensorParallelSize=16)),
         "spec.roles.mixed.engine.tensorParallelSize: tensorParallelSize (16) times "
-        "pipelineParallelSize (1) is 16 ranks, over the 8 of one pod; lower one of them",
+        "pipelineParallelSize (1) is 16 ranks, over the 8 of one pod; lower one of them, or give "
+        "pools more podsPerReplica",
         "spec.roles",
     ),
     (
@@ -80,7 +82,7 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
             sglang(),
         ),
         "spec.roles.mixed.pools[0].gpusPerReplica: must be at most 8, 8 in each pod, not 16; lower "
-        "it, or raise gpusPerPod",
+        "it, or raise podsPerReplica or gpusPerPod",
         "spec.roles",
     ),
     (

@@ -12,7 +12,7 @@ from pdcluster_schema.engine import ACCELERATOR_TOKENS, EngineSpec
 from pdcluster_schema.ports import MAX_ENGINES, MAX_PODS, MAX_RANKS, WHOLE_PROMPT_SCHEDULERS
 from pdcluster_schema.section import Rule
 from pdcluster_schema.sections import PoolSpec
-from pdcluster_schema.stock_engine import PDCLUSTER_ONLY, SGLANG, STOCK, STOCK_ONLY, VLLM
+from pdcluster_schema.stock_engine import PDCLUSTER_ONLY, STOCK, STOCK_ONLY, VLLM
 
 
 def num_ranks(engine: EngineSpec) -> int:
@@ -63,7 +63,7 @@ def _rank_misfit(engine: EngineSpec, pool: PoolSpec, sizes: str) -> tuple[str, s
     divided = pods if engine.is_stock else 1
     if ranks > most * divided:
         each = f"over the {most} of one pod" if divided == 1 else f"over {most} in {pods} pods"
-        more = ", or give pools more podsPerReplica" if engine.type == VLLM else ""
+        more = ", or give pools more podsPerReplica" if engine.is_stock else ""
         return (
             "engine.tensorParallelSize",
             f"{sizes} is {ranks} ranks, {each}",
@@ -128,7 +128,7 @@ def _gpu_misfit(engine: EngineSpec, pool: PoolSpec, sizes: str) -> tuple[str, st
         return (
             field,
             f"must be at most {most * pods}, {most} in each pod, not {pool.gpus_per_replica}",
-            f"lower it, or raise {'' if engine.type == SGLANG else 'podsPerReplica or '}gpusPerPod",
+            "lower it, or raise podsPerReplica or gpusPerPod",
         )
     return None
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR, Precision
 from pdcluster_schema.engine import EngineSpec
-from pdcluster_schema.engine_rules import engine_rule, given, pods_per_replica, value_or_default
+from pdcluster_schema.engine_rules import engine_rule, given, value_or_default
 from pdcluster_schema.quantities import number_of
 from pdcluster_schema.section import Rule
 from pdcluster_schema.sections import COMPUTING
@@ -370,11 +370,4 @@ def sglang_fault(spec: Any) -> tuple[str, str, str] | None:
     ):
         if is_wrong:
             return f"roles.mixed.engine.{field}", reason, fix
-    for index, pool in enumerate(spec.roles.mixed.pools):
-        if (pods := pods_per_replica(engine, pool)) > 1:
-            return (
-                f"roles.mixed.pools[{index}].podsPerReplica",
-                f"is {pods}, and sglang serves from one pod a worker",
-                "give a node with more accelerators, or set engine.type: vllm",
-            )
     return None

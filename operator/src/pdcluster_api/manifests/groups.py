@@ -79,6 +79,7 @@ def in_gang(gang: Manifest, template: Manifest, name: str) -> Manifest:
 CONTAINER = "worker"
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 _SERVERS = "--api-server-count"
+_OF_SGLANG = "--dist-init-addr"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _OF_SERVER = ("readinessProbe", "livenessProbe", "startupProbe", "lifecycle")
@@ -184,7 +185,9 @@ def _stock(engine: Manifest) -> Manifest:
     # its number is that of the leader, where it is given, and vLLM refuses any beside --headless
     given = [*(engine.get("command") or ()), *(engine.get("args") or ())]
     servers = [_SERVERS, "0"] if _SERVERS in given else []
-    flags = _with_flags(engine, [*servers, "--headless"])
+    # a rank of SGLang knows by its number that it is no leader
+    more = [] if _OF_SGLANG in given else [*servers, "--headless"]
+    flags = _with_flags(engine, more)
     return {**kept, **flags, "readinessProbe": _READINESS, "lifecycle": _LIFECYCLE}
 
 

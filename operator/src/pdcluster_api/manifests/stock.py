@@ -6,12 +6,14 @@ from pdcluster_api.manifests.vllm import (
     VllmSettings,
     flags_of_fields,
     json_text,
+    pods_of,
     vllm_command,
     vllm_environment,
 )
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.ports import MASTER_PORT
 from pdcluster_schema.sections import PoolSpec
 from pdcluster_schema.stock_engine import SGLANG, VLLM
 
@@ -25,6 +27,12 @@ _FLAGS = {
     "tensor_parallel_size": "--tp-size",
     "pipeline_parallel_size": "--pp-size",
 }
+
+# As vLLM's, of which Kubernetes puts the pod's own variables in
+_OVER_PODS = (
+    "--nnodes {} --node-rank $(LWS_WORKER_INDEX) "
+    f"--dist-init-addr $(LWS_LEADER_ADDRESS):{MASTER_PORT}"
+)
 
 _CPU_BLOCKS = 1024  # by default SGLang takes a share of a machine's memory
 
@@ -74,6 +82,7 @@ def _sglang_command(
         ours["--max-total-tokens"] = num_blocks * engine.block_size
     if on_cpu:
         ours["--device"] = "cpu"
+    pods = pods_of(engine, pool, site)
     return [
         *(engine.command or DEFAULT_COMMANDS[SGLANG]),
         *("--log-level-http", "warning"),
@@ -84,4 +93,5 @@ def _sglang_command(
         "--enable-priority-scheduling",
         "--schedule-low-priority-values-first",
         *(text for flag, value in ours.items() for text in (flag, str(value))),
+        *(_OVER_PODS.format(pods).split() if pods > 1 else ()),
     ]

@@ -23,7 +23,7 @@ from tests.operator.pdcluster_api.manifests.rendering import (
     record_of,
     workload_of,
 )
-from tests.schema.object_cases import Change, at, both, vllm
+from tests.schema.object_cases import CPU, Change, at, both, sglang, vllm
 
 POOL = "spec.roles.decode.pools.0"
 TWO = both(at(f"{POOL}.podsPerReplica", 2), at("spec.roles.decode.engine", {"dataParallelSize": 2}))
@@ -176,6 +176,20 @@ def test_ranks_of_a_stock_engine_are_divided_among_the_pods() -> None:
     for engine in (led, following):
         assert engine["resources"]["limits"] == {"nvidia.com/gpu": "8"}
         assert set(variables(engine)) >= {"LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS", "POD_IP"}
+
+
+def test_ranks_of_sglang_find_each_other_at_the_leader() -> None:
+    pool = {**CPU, "gpu": "H100", "podsPerReplica": 2}
+    change = both(sglang(tensorParallelSize=16), at("spec.roles", {"mixed": {"pools": [pool]}}))
+    leader, follower, _ = render_workload(record_of(change, role="mixed"), 1, OWNER)
+    led = by_name(pod(leader)["spec"]["initContainers"])["engine"]
+    following = by_name(pod(follower)["spec"]["containers"])["engine"]
+    assert led["command"][-6:] == [
+        *("--nnodes", "2", "--node-rank", "$(LWS_WORKER_INDEX)"),
+        *("--dist-init-addr", "$(LWS_LEADER_ADDRESS):29501"),
+    ]
+    assert following["command"] == led["command"]
+    assert following["resources"]["limits"] == {"nvidia.com/gpu": "8"}
 
 
 def test_data_parallel_ranks_of_a_stock_engine_answer_and_tell_of_their_caches_at_the_leader() -> (
