@@ -1152,14 +1152,19 @@ BAD = [
             [{"name": name, "cluster": "small"} for name in names],
             "must each have a name of their own, and not that of the model or an adapter of it; "
             "rename or remove one of them",
+            field=field,
         )
-        for names in (("tiny",), ("a", "a"))
+        for names, field in (
+            (("tiny",), "spec.service.models"),
+            (("a", "a"), "spec.service.models[1]"),
+        )
     ),
     wrong(
         "spec.service.models",
         [{"name": "a", "cluster": "chat"}],
         "'chat' is this PDCluster; name another one",
         fault_at="spec.service.models[0].cluster",
+        field="spec.service.models",
     ),
     wrong(
         "spec.service.models",

@@ -8,7 +8,7 @@ from pydantic import Field
 from pdcluster_schema.ports import HTTP_PORT, PICKER_PORT
 from pdcluster_schema.quantities import Quantity
 from pdcluster_schema.section import Cel, Crd, Many, Rule, SpecSection, spelled
-from pdcluster_schema.values import Endpoint, Name, ObjectName, Port, Text
+from pdcluster_schema.values import Endpoint, ObjectName, Port, Text
 
 ANY = "*"
 MAX_ORIGINS = 64
@@ -112,7 +112,7 @@ class OtherModelSpec(SpecSection):
 
     name: Annotated[Text, Field(max_length=253)]
     """Name by which clients call it here: that PDCluster's model.name, or an adapter of it."""
-    cluster: Name
+    cluster: ObjectName
     """The PDCluster that serves it, in the same namespace."""
     port: Port = HTTP_PORT
     """Port of that one's Service."""
