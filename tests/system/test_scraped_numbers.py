@@ -190,7 +190,7 @@ def test_requests_that_wait_for_the_decode_engine_are_its_queue_alone(slow, prom
     """Not a reason for another prefill worker; four run at once."""
     with ThreadPoolExecutor(4 + NUM_WAITING) as pool:
         answers = [
-            pool.submit(slow.decode.client.complete, prompts(40), "local", max_tokens=600)
+            pool.submit(slow.decode.client.complete, prompts(40), "local", max_tokens=400)
             for _ in range(4 + NUM_WAITING)
         ]
         shown = wait_shown(
