@@ -20,7 +20,7 @@ def test_workers_understand_their_two_files(change: Change, tmp_path: Path) -> N
     cluster = parse(document)
     for role, spec in cluster.spec.roles.present().items():
         workload = workload_of(cluster, role, spec.pools[0].name)
-        _, config = render_workload(render_record(cluster, workload, OWNER, "worker:1"), 1, OWNER)
+        *_, config = render_workload(render_record(cluster, workload, OWNER, "worker:1"), 1, OWNER)
         engine, policy = tmp_path / "engine.yaml", tmp_path / "policy.yaml"
         engine.write_text(config["data"]["engine.yaml"])
         policy.write_text(policy_config(cluster, OWNER)["data"]["policy.yaml"])

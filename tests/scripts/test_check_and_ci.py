@@ -55,6 +55,7 @@ def make_checks(tree: Path, failing: str = "no tool") -> None:
     """Copy check.sh, with tools that print their name and fail when it is `failing`."""
     (tree / "scripts").mkdir()
     shutil.copy(ROOT / "scripts" / "check.sh", tree / "scripts" / "check.sh")
+    (tree / "Makefile").write_text("lint-chart:\n\t@true\n")
     for tool in ("ruff", "mypy", "lint-imports", "python"):
         write_script(
             tree / ".venv" / "bin" / tool, f'echo "{tool} $*"\n[[ ! "{tool} $*" == "{failing}"* ]]'
@@ -122,12 +123,13 @@ CHECKS = {
     "names": "python scripts/check_names",
     "sizes": "python scripts/check_sizes",
     "duplicates": "python scripts/check_duplicates",
+    "chart": "make lint-chart",
     "crds": "python scripts/crds",
     "charts": "python scripts/chart_copies",
     "reference": "python scripts/reference",
     "cli": "python scripts/cli_page",
 }
-SLOW = {"types", "bench-types"}
+SLOW = {"types", "bench-types", "chart"}
 
 
 @pytest.mark.parametrize(("options", "left_out"), [((), set()), (("--fast",), SLOW)])
