@@ -21,7 +21,7 @@ from pdcluster_worker.processes.lifecycle import settle_memory
 from pdcluster_worker.server.http.json_body import MAX_CONTAINERS
 from tests.worker.server.conftest import Rig
 
-MAX_HOLD_SECONDS = 0.2
+MAX_HOLD_SECONDS = 0.05
 TRIES = 12
 MAX_BODY_BYTES = AdmissionSpec().max_body_bytes
 ROOM = MAX_BODY_BYTES - 1000

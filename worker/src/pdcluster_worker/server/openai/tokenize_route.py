@@ -90,8 +90,8 @@ def tokenize_routes(serving: ServingContext, reader: BodyReader) -> list[Route]:
 
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         _check(body.model, serving)
-        check_token_ids("tokens", body.tokens, serving.limits)
         num_bytes = context_of(request).num_body_bytes
+        await off_loop(num_bytes, check_token_ids, "tokens", body.tokens, serving.limits)
         text = await serving.front_end.decode(serving, body.tokens, num_bytes)
         return _json(Detokenized(prompt=text).model_dump_json().encode())
 
