@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,24 +70,16 @@ def large(folder: Path, small: httpx.Client) -> Iterator[httpx.Client]:
         yield client
 
 
-def serving(folder: Path, name: str, spec: dict[str, Any], seed: int) -> "Serving":
-    return Serving(folder, name, spec, seed)
-
-
-class Serving(ExitStack):
+@contextmanager
+def serving(folder: Path, name: str, spec: dict[str, Any], seed: int) -> Iterator[httpx.Client]:
     """A client of `pdctl up` of a cluster; all share the folder of their states."""
-
-    def __init__(self, folder: Path, name: str, spec: dict[str, Any], seed: int) -> None:
-        super().__init__()
-        self._folder, self._name = folder, name
-        self._file = write(folder, name, spec, seed)
-
-    def __enter__(self) -> httpx.Client:  # type: ignore[override]
-        super().__enter__()
-        state = ("--state-dir", str(self._folder / "state"))
-        output = self._folder / f"{self._name}.output"
-        address = self.enter_context(up(self._file, *state, output=output, environment=os.environ))
-        return self.enter_context(httpx.Client(base_url=address, timeout=300, trust_env=False))
+    file, state = write(folder, name, spec, seed), ("--state-dir", str(folder / "state"))
+    output = folder / f"{name}.output"
+    with (
+        up(file, *state, output=output, environment=os.environ) as address,
+        httpx.Client(base_url=address, timeout=300, trust_env=False) as client,
+    ):
+        yield client
 
 
 def ask(client: httpx.Client, model: str, **fields: Any) -> httpx.Response:

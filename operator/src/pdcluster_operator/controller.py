@@ -141,7 +141,7 @@ class Controller:
         self._runner.add(key)
 
     def add_cluster(self, key: Key) -> None:
-        """A PDCluster itself has changed: those that hand requests on to it look again too."""
+        """Reconcile a PDCluster that has changed, and those whose service.models name it."""
         for each in (key, *self._sessions.naming(key)):
             self.add(each)
 

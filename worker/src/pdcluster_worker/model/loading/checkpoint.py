@@ -250,15 +250,16 @@ def expected_shapes(
         shapes[HEAD] = (architecture.vocab_size, width)
     for layer in range(architecture.num_layers):
         path = f"model.layers.{layer}"
-        products = attention if architecture.is_mixed(layer) else attention | dense
+        mixture = architecture.mixture if architecture.is_mixed(layer) else None
+        products = attention | dense if mixture is None else attention
         for name, (rows, columns, has_bias) in products.items():
             shapes[f"{path}.{name}.weight"] = (rows, columns)
             if has_bias:
                 shapes[f"{path}.{name}.bias"] = (rows,)
         shapes |= {f"{path}.{name}.weight": (size,) for name, size in norms.items()}
         shapes |= {f"{path}.{name}": size for name, size in sinks.items()}
-        if architecture.mixture is not None and architecture.mixture.is_mixed[layer]:
-            shapes |= architecture.mixture.shapes(path, width, is_mxfp4=is_mxfp4)
+        if mixture is not None:
+            shapes |= mixture.shapes(path, width, is_mxfp4=is_mxfp4)
     return shapes
 
 

@@ -83,6 +83,7 @@ class CpuOperations(Operations):
         self._plan_arguments = PlanArguments()
         self._layers: Layers | None = None
         self._stack: PackedStack | None = None
+        self._packed_experts: dict[int, PackedExperts] = {}  # by the id of what each keeps
 
     def pack(
         self, weight: Weight, bias: Tensor | None = None, *, wide: bool = False
@@ -153,7 +154,9 @@ class CpuOperations(Operations):
         """Expert by expert where rows need padding.  Raises MemoryError."""
         if any(packed.missing for packed in products_of(experts)):
             return super().mix_experts(x, experts, activation)
-        out, packed = torch.empty_like(x), PackedExperts(experts)
+        out, packed = torch.empty_like(x), self._packed_experts.get(id(experts))
+        if packed is None:
+            packed = self._packed_experts[id(experts)] = PackedExperts(experts)
         if self._experts(
             self._kind,
             packed.address,

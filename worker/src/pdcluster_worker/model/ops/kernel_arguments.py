@@ -250,9 +250,10 @@ class PackedWeights:
 class PackedExperts:
     """Keeps what its arguments point at."""
 
-    __slots__ = ("_arguments", "_lists", "address")
+    __slots__ = ("_arguments", "_experts", "_lists", "address")
 
     def __init__(self, experts: Experts) -> None:
+        self._experts = experts
         own = len(experts.down)
         self._lists = [
             (c_void_p * own)(*(packed.address for packed in each))

@@ -42,8 +42,8 @@ _KEPT_BACK = frozenset(
         *("upgrade", "content-length", "date", "x-request-id", "request-id"),
     }
 )
-_GOING = re.compile(rb'"code": ?"(draining|not_ready)"')
 _GOING_CODES = ("draining", "not_ready")
+_GOING = re.compile(rf'"code": ?"({"|".join(_GOING_CODES)})"'.encode())
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # one for all, since each takes milliseconds
 # of a host that is gone: after 5 s without a byte, given up after 20 s
 _SIGNS_OF_LIFE = [

@@ -80,12 +80,12 @@ class OtherModels:
     def addresses(self) -> Mapping[str, str]:
         return self._policy().models
 
-    def named(self, request: OpenRequest) -> str | None:
+    async def named(self, request: OpenRequest) -> str | None:
         """The model that another cluster serves, of a request that none has handed on before."""
         if not self.addresses or context_in(request.scope).requested_model:
             return None
         try:
-            name = _named(request.body).model
+            name = (await off_loop(len(request.body), _named, request.body)).model
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None  # what is wrong with it is said where it is checked
         return name if name in self.addresses else None
@@ -100,30 +100,30 @@ class OtherModels:
 
         Raises RequestError where none answers, and for a race that is not allowed.
         """
-        rival = self._rival(checked, request.scope)
-        if rival is None:
+        name = self._raced(checked, request.scope)
+        if name is None:
             await own(request.scope, request.receive, request.send)
             return
-        name = rival
-        body = await off_loop(len(request.body), _renamed, request.body, rival)
+        body = await off_loop(len(request.body), _renamed, request.body, name)
         call = self._call(name, request.scope, body).marked(checked.model)
 
         async def run_own(send: Send) -> None:
             await own(request.scope, _never, send)
 
-        async def run_rival(send: Send) -> None:
+        async def run_other(send: Send) -> None:
             await self._hand_on(call, replace(request, send=send), lambda status: status < 400)
 
         race = Race(request.send)
         add_event("race", first=checked.model, rival=name)
         try:
-            await unless_disconnected(request.receive, race.run(run_own, run_rival))
+            await unless_disconnected(request.receive, race.run(run_own, run_other))
         finally:
             winner = "none" if race.winner is None else ("first", "rival")[race.winner]
             self._metrics.races.labels(winner).inc()
             add_event("race_won", by=winner)
 
-    def _rival(self, checked: Any, scope: Scope) -> str | None:
+    def _raced(self, checked: Any, scope: Scope) -> str | None:
+        """The other model that a request races on.  Raises RequestError."""
         extension: Any = getattr(checked, "pdcluster", None)
         if extension is None or extension.race is None:
             return None

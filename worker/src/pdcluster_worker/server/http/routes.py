@@ -78,7 +78,7 @@ class JsonRoute(ApiRoute):
                 async with reader.body(scope, receive) as content:
                     note_body(scope, len(content))
                     opened = OpenRequest(content, scope, receive, send)
-                    if (other := others.named(opened)) is not None:
+                    if (other := await others.named(opened)) is not None:
                         await others.answer(other, opened)
                         return
                     value, ignored = await off_loop(
