@@ -2,8 +2,9 @@
 does nothing.
 
 A file goes to one process, because of its fixtures.  Files that share a running
-cluster of worker processes go to one process too, since it is slow to start.
-What takes long begins first.
+cluster of worker processes go to one process too, since it is slow to start, and
+begin first.  The other files that start processes come last: they are what a run
+leaves out that has used its time (tests/until.py).
 """
 
 import functools
@@ -40,12 +41,7 @@ SHARED = (
 """Files of tests/system whose tests ask for one of these fixtures share their clusters; the first
 that fits counts.
 """
-LONGEST_FIRST = (
-    "tests/system/",
-    "tests/apiserver/",
-    "tests/worker/equality/",
-    "tests/worker/model/",
-)
+LAST = ("tests/worker/model/", "tests/worker/equality/", "tests/system/")
 
 
 @functools.cache
@@ -64,10 +60,7 @@ def turn_of(file: str) -> int:
     """Files with a lower number begin earlier."""
     if group_of(file) != file:
         return -1
-    return next(
-        (turn for turn, folder in enumerate(LONGEST_FIRST) if file.startswith(folder)),
-        len(LONGEST_FIRST),
-    )
+    return next((turn for turn, folder in enumerate(LAST, 1) if file.startswith(folder)), 0)
 
 
 @pytest.hookimpl(wrapper=True)

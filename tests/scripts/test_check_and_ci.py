@@ -8,6 +8,8 @@ tools themselves are not.
 import os
 import shutil
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -102,7 +104,40 @@ def test_ci_fails_with_any_part_and_runs_the_others(
 def test_ci_runs_a_failed_test_once_more_and_lists_it(tmp_path: Path) -> None:
     _, lines = run_ci(tmp_path, test=f'echo "$PYTEST_ADDOPTS"; echo "{CLOSING}"')
 
-    assert lines[0].split() == ["--reruns", "1", "-rR"]
+    assert lines[0].split()[:3] == ["--reruns", "1", "-rR"]
+
+
+def test_ci_gives_each_part_of_tests_its_time(tmp_path: Path) -> None:
+    begin = int(time.time())
+    line = "echo $PDCLUSTER_TESTS_UNTIL; echo '{}'"
+    _, lines = run_ci(tmp_path, test=line.format(CLOSING), apiserver=line.format(APISERVER))
+
+    minutes = [(int(each) - begin) // 60 for each in (lines[0], lines[2])]
+    assert minutes == [45, 60]
+
+
+@pytest.mark.parametrize(("left_seconds", "closing"), [(60, "1 passed"), (-1, "1 skipped")])
+def test_a_test_that_begins_after_the_time_of_its_part_is_skipped(
+    tmp_path: Path, left_seconds: int, closing: str
+) -> None:
+    (tmp_path / "test_one.py").write_text(
+        "import pytest\n@pytest.fixture\ndef slow():\n    print('begun')\n"
+        "def test_one(slow):\n    pass\n"
+    )
+    command = (sys.executable, "-m", "pytest", "-rs", "-s", "-p", "tests.until", str(tmp_path))
+    result = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PDCLUSTER_TESTS_UNTIL": str(time.time() + left_seconds)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert closing in result.stdout.splitlines()[-1]
+    assert ("begun" in result.stdout) == (left_seconds > 0)
+    assert ("its part of .ci/run had used its time" in result.stdout) == (left_seconds < 0)
 
 
 def test_ci_without_closing_line_fails_and_says_so(tmp_path: Path) -> None:
