@@ -270,21 +270,20 @@ def _without_lost(
     observed: Observed, names: Collection[str]
 ) -> tuple[Observed, Mapping[WorkloadId, tuple[int, ...]]]:
     """The objects without pods of lost nodes, and the ordinals of these pods."""
-    lost = {
-        state.id: tuple(sorted(ordinal_of(pod) for pod in state.pods if _is_lost(pod, names)))
-        for state in observed.workloads
-    }
-    rest = [
-        replace(
-            state,
-            current=max(0, state.current - len(lost[state.id])),
-            pods=tuple(pod for pod in state.pods if not _is_lost(pod, names)),
-        )
-        if lost[state.id]
-        else state
-        for state in observed.workloads
-    ]
+    lost = {state.id: tuple(sorted(lost_ordinals(state, names))) for state in observed.workloads}
+    rest = [without_lost(state, names) if lost[state.id] else state for state in observed.workloads]
     return replace(observed, workloads=rest), lost
+
+
+def without_lost(state: WorkloadState, names: Collection[str]) -> WorkloadState:
+    """A workload without pods of lost nodes, which hold no accelerators."""
+    pods = tuple(pod for pod in state.pods if not _is_lost(pod, names))
+    num_lost = len(state.pods) - len(pods)
+    return replace(state, current=max(0, state.current - num_lost), pods=pods)
+
+
+def lost_ordinals(state: WorkloadState, names: Collection[str]) -> frozenset[int]:
+    return frozenset(ordinal_of(pod) for pod in state.pods if _is_lost(pod, names))
 
 
 def _is_lost(pod: PodState, names: Collection[str]) -> bool:

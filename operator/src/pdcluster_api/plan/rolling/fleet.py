@@ -9,8 +9,25 @@ from pdcluster_schema.workload import PoolKey, WorkloadId
 PREFILL = "prefill"
 
 
+class _Held:
+    """Accelerators' workers of one StatefulSet: `dead` ones keep a place and hold nothing."""
+
+    size: int
+    num_pods: int
+    dead: frozenset[int]
+
+    @property
+    def places(self) -> int:
+        """Workers of its size that hold accelerators, or will."""
+        return self.size - _num_below(self.size, self.dead)
+
+    @property
+    def held(self) -> int:
+        return max(self.places, self.num_pods)
+
+
 @dataclass(frozen=True)
-class NewPool:
+class NewPool(_Held):
     """Workers of a declared pool."""
 
     key: PoolKey
@@ -19,15 +36,12 @@ class NewPool:
     ready: int  # of them, that are ready
     gpu: str = ""
     gpus: int = 1  # accelerators of each
-    num_pods: int = 0  # workers that there are, those that end included
-
-    @property
-    def held(self) -> int:
-        return max(self.size, self.num_pods)
+    num_pods: int = 0  # workers that there are, those that end included, and without dead ones
+    dead: frozenset[int] = frozenset()  # ordinals of those that are on lost nodes
 
 
 @dataclass(frozen=True)
-class OldWorkers:
+class OldWorkers(_Held):
     """Workers of one older workload."""
 
     id: WorkloadId
@@ -35,27 +49,28 @@ class OldWorkers:
     ready: frozenset[int]  # ordinals of ready ones
     # ordinals of those that had their time to be ready: nothing is expected of them
     lost: frozenset[int] = frozenset()
-    num_pods: int = 0  # workers that there are, those that drain or end included
+    num_pods: int = 0  # workers that there are, draining and ending ones too, without dead ones
     gpu: str = ""
     gpus: int = 1  # accelerators of each
     may_grow: bool = True  # it served before this roll out began
-
-    @property
-    def held(self) -> int:
-        return max(self.size, self.num_pods)
+    dead: frozenset[int] = frozenset()  # ordinals of those that are on lost nodes, all lost
 
     @property
     def more(self) -> int:
         """Accelerators that one worker more would ask for; one that drains has its own."""
-        return 0 if self.size < self.num_pods else self.gpus
+        return (replace(self, size=self.size + 1).held - self.held) * self.gpus
 
     @property
     def num_lost(self) -> int:
-        return sum(ordinal < self.size for ordinal in self.lost)
+        return _num_below(self.size, self.lost)
 
     @property
     def num_ready(self) -> int:
-        return sum(ordinal < self.size for ordinal in self.ready)
+        return _num_below(self.size, self.ready)
+
+
+def _num_below(size: int, ordinals: Iterable[int]) -> int:
+    return sum(ordinal < size for ordinal in ordinals)
 
 
 @dataclass(frozen=True)
@@ -101,13 +116,13 @@ class RollingRole:
 
     @property
     def num_draining(self) -> int:
-        return sum(each.held - each.size for each in self.old)
+        return sum(each.held - each.places for each in self.old)
 
     @property
     def has_place(self) -> bool:
         """True if another new worker is within what is desired and the surge."""
-        old = sum(each.held - each.num_lost for each in self.old)
-        ending = sum(pool.held - pool.size for pool in self.pools)
+        old = sum(each.held - _num_below(each.size, each.lost - each.dead) for each in self.old)
+        ending = sum(pool.held - pool.places for pool in self.pools)
         return old + self.size + ending < self.desired + self.surge
 
     @property

@@ -18,6 +18,7 @@ from pdcluster_api.plan.rolling.fleet import (
     can_serve,
 )
 from pdcluster_api.plan.rolling.steps import RollingStep, next_step
+from pdcluster_api.plan.sizes import lost_ordinals, without_lost
 from pdcluster_api.plan.status.discovery import discovery_answers
 from pdcluster_schema.revision import is_rolled_back
 from pdcluster_schema.sections import COMPUTING
@@ -191,7 +192,7 @@ class RollingPlan:
             *(self._old(each) for each in self.old if each.role == name),
             *(
                 OldWorkers(
-                    *(each.id, 0, frozenset(), frozenset(), each.num_pods),
+                    *(each.id, 0, frozenset(), frozenset(), self._num_pods(each)),
                     *(each.gpu, each.gpus_per_replica or 1),
                     may_grow=False,
                 )
@@ -204,13 +205,15 @@ class RollingPlan:
         size = next(each for each in self.inputs.sizes if each.key == key)
         state = self.inputs.existing.of(*key, self.inputs.target)
         now, ready = (state.desired, state.ready) if state else (0, 0)
-        pods = sum(
-            each.num_pods
+        states = [
+            each
             for each in self.inputs.observed.workloads
             if (each.id.role, each.id.pool) == key and self.inputs.declared.has(each.id)
-        )
+        ]
         of = size.pool.gpu, size.gpus_per_replica
-        return NewPool(key, desired, now, min(ready, now), *of, num_pods=pods)
+        pods = sum(map(self._num_pods, states))
+        dead = frozenset[int]().union(*map(self._dead, states))
+        return NewPool(key, desired, now, min(ready, now), *of, num_pods=pods, dead=dead)
 
     def _old(self, workload: WorkloadId) -> OldWorkers:
         inputs = self.inputs
@@ -222,16 +225,24 @@ class RollingPlan:
         if size is None:
             size = pool.desired if pool and not inputs.observed.service_is_wide else 0
         gpu, gpus = (pool.pool.gpu, pool.gpus_per_replica) if pool else ("", 1)
+        dead = self._dead(state) if state else frozenset[int]()
         return OldWorkers(
             workload,
             size,
             frozenset(_ready(state)) if state else frozenset(),
-            frozenset(self._lost(state)) if state else frozenset(),
-            state.num_pods if state else 0,
+            dead.union(self._lost(state)) if state else dead,
+            self._num_pods(state) if state else 0,
             state.gpu or gpu if state else gpu,
             state.gpus_per_replica or gpus if state else gpus,
             may_grow=workload.revision == (inputs.current or inputs.target),
+            dead=dead,
         )
+
+    def _dead(self, state: WorkloadState) -> frozenset[int]:
+        return lost_ordinals(state, self.inputs.ending.lost)
+
+    def _num_pods(self, state: WorkloadState) -> int:
+        return without_lost(state, self.inputs.ending.lost).num_pods
 
     def _lost(self, state: WorkloadState) -> Iterator[int]:
         if self.now is None:

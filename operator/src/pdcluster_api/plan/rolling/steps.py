@@ -283,13 +283,14 @@ def all_steps(
 def _carried_out(role: RollingRole, step: RollingStep) -> RollingRole:
     """All new workers are ready, and old ones have ended."""
     pools = tuple(
-        replace(pool, size=size, ready=size, num_pods=size)
+        replace(pool, size=size, ready=size, num_pods=size, dead=frozenset())
         for pool in role.pools
         for size in (step.new[pool.key],)
     )
     sizes = [(each, step.old[each.id]) for each in role.old]
+    none = frozenset[int]()
     old = tuple(
-        replace(each, size=size, ready=frozenset(range(size)), lost=frozenset(), num_pods=size)
+        replace(each, size=size, ready=frozenset(range(size)), lost=none, num_pods=size, dead=none)
         for each, size in sizes
     )
     return replace(role, pools=pools, old=old)
