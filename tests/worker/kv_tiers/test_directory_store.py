@@ -1,10 +1,12 @@
 """A store in a directory: entries are whole or absent, its size holds for all workers together."""
 
+import errno
 import multiprocessing
 import os
 import random
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -231,3 +233,89 @@ def test_a_writer_that_is_killed_leaves_no_wrong_block(tmp_path):
         for folder in range(2):
             for number in range(40):
                 read(tier, key_of(number, folder))
+
+
+def fail_writes(monkeypatch, code, num_times=None):
+    """Writes to files fail: so many of them, or all."""
+    write_ok, left = os.write, [num_times]
+
+    def write(descriptor, data):
+        if left[0] == 0:
+            return write_ok(descriptor, data)
+        left[0] = None if left[0] is None else left[0] - 1
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(directory_store.os, "write", write)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_volume_that_is_full_before_the_size_is_reached_drops_the_oldest(pair, monkeypatch, code):
+    tier, keys = pair[0], [key_of(number, folder=7) for number in range(3)]
+    for age, key in enumerate(keys[:2]):
+        write(tier, key)
+        set_age(tier, key, 1000 - 100 * age)
+    fail_writes(monkeypatch, code, num_times=1)
+    write(tier, keys[2])
+    assert [read(tier, key) for key in keys] == [False, True, True]
+
+
+def test_a_volume_that_fails_for_another_reason_keeps_its_entries(pair, monkeypatch):
+    tier, keys = pair[0], [key_of(number, folder=7) for number in range(2)]
+    write(tier, keys[0])
+    fail_writes(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        write(tier, keys[1])
+    assert read(tier, keys[0])
+
+
+def test_a_size_above_the_volume_is_refused(tmp_path):
+    with pytest.raises(
+        ModelError, match=r"size \d+ is more than the \d+ bytes of the volume of .*: lower size"
+    ):
+        open_tier(tmp_path, size=1 << 60)
+
+
+def fail_new_files(monkeypatch, code):
+    """Neither files nor folders can be made."""
+    make = Path.mkdir
+
+    def fail(path, *_, **settings):
+        if path.is_dir() and settings.get("exist_ok"):
+            return make(path, *_, **settings)
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    monkeypatch.setattr(Path, "touch", fail)
+
+
+def test_a_volume_that_is_full_at_the_start_is_read_and_given_blocks(tmp_path, monkeypatch):
+    first = open_tier(tmp_path)
+    write(first, key_of(1))
+    fail_new_files(monkeypatch, errno.ENOSPC)
+    second = open_tier(tmp_path)
+    assert second.facts.store == first.facts.store
+    assert read(second, key_of(1))
+    write(second, key_of(2))
+    assert read(first, key_of(2))
+
+
+def test_a_volume_that_is_away_at_the_start_is_used_once_it_answers(tmp_path, monkeypatch):
+    with monkeypatch.context() as away:
+        fail_new_files(away, errno.ESTALE)
+        tier = open_tier(tmp_path)
+        assert tier.facts.store != ""
+        with pytest.raises(OSError, match="Stale"):
+            tier.has([key_of(1)])
+        with pytest.raises(OSError, match="Stale"):
+            write(tier, key_of(1))
+    write(tier, key_of(1))
+    assert tier.has([key_of(1)]) == 1
+    assert read(open_tier(tmp_path), key_of(1))
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
+def test_a_volume_that_the_worker_may_not_write_is_refused(tmp_path, monkeypatch, code):
+    open_tier(tmp_path)
+    fail_new_files(monkeypatch, code)
+    with pytest.raises(ModelError, match="give the path of a mounted volume"):
+        open_tier(tmp_path)
