@@ -112,8 +112,15 @@ def assign_gpus(cluster: PDCluster, report: DriverReport) -> Mapping[Worker, tup
 
 
 def is_of_type(gpu: Gpu, kind: str) -> bool:
-    """A type of the spec's own may be any GPU: how a driver names it is not known."""
-    return kind not in accelerators() or kind in re.split(r"[\s-]+", gpu.name)
+    """True if a driver's name has each word of the type, as NVIDIA A100-SXM4-80GB has A100-80GB.
+
+    A type of the spec's own may be any GPU: how a driver names it is not known.
+    """
+    return kind not in accelerators() or _words(kind) <= _words(gpu.name)
+
+
+def _words(name: str) -> set[str]:
+    return set(re.split(r"[\s-]+", name))
 
 
 def _shown(report: DriverReport, number: int) -> str:

@@ -11,10 +11,18 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from pdcluster_schema.accelerators import accelerators
 from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import parse
 from pdctl.cli.main import app
-from pdctl.local.gpus import DriverReport, Gpu, gpu_variables, read_driver, visible_gpus
+from pdctl.local.gpus import (
+    DriverReport,
+    Gpu,
+    gpu_variables,
+    is_of_type,
+    read_driver,
+    visible_gpus,
+)
 from pdctl.local.plan import LocalPlan, plan_local
 
 BOX = "\n".join(
@@ -57,6 +65,30 @@ def test_workers_get_devices_of_their_type_in_order_over_the_pools(
     ]
     assert gpu_variables(plan.processes[1].devices)["CUDA_VISIBLE_DEVICES"] == "2,4"
     assert gpu_variables(())["CUDA_VISIBLE_DEVICES"] == "-1"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100-40GB"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA A10G", None),
+        ("Tesla T4", "T4"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000"),
+        ("NVIDIA RTX 6000 Ada Generation", None),
+    ],
+)
+def test_a_driver_s_name_is_of_one_type_at_most(name: str, kind: str | None) -> None:
+    gpu = Gpu(0, "GPU-a", name)
+    found = [each for each in accelerators() if is_of_type(gpu, each)]
+
+    assert found == ([] if kind is None else [kind])
 
 
 def test_only_workers_without_a_gpu_share_cores(document: dict[str, Any]) -> None:
