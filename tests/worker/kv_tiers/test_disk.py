@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
+from pathlib import Path
 
 import pytest
 
@@ -48,8 +50,7 @@ def reopened(opened):
         first = opened()
         for number in range(10):
             first.write(number, key_of(number), block_of(number))
-        os.close(first._fd)
-        first._fd = os.open(os.devnull, os.O_RDONLY)
+        end(first)
         change(first.path)
         return opened(**settings)
 
@@ -136,6 +137,88 @@ def test_a_size_above_the_disk_is_refused(opened):
         opened(size=1 << 60)
 
 
+def test_a_worker_starts_again_though_its_disk_has_filled(reopened, monkeypatch):
+    def statvfs(path):
+        return os.statvfs_result((4096, 4096, 1 << 20, 0, 0, 0, 0, 0, 0, 255))
+
+    monkeypatch.setattr(disk.os, "statvfs", statvfs)
+    tier = reopened()
+    assert all(read(tier, number, number) for number in range(10))
+
+
+def test_a_disk_that_is_full_at_the_start_gets_its_header_with_the_first_block(
+    reopened, opened, monkeypatch
+):
+    pwrite = os.pwrite
+
+    def full(descriptor, data, start):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fill(path):
+        monkeypatch.setattr(disk.os, "pwrite", full)
+
+    tier = reopened(fill, fingerprint=b"other")
+    with pytest.raises(OSError, match="No space left"):
+        tier.write(0, key_of(0), block_of(0))
+    monkeypatch.setattr(disk.os, "pwrite", pwrite)
+    tier.write(0, key_of(0), block_of(0))
+    end(tier)
+    assert opened(fingerprint=b"other").facts.stored == [(0, key_of(0))]
+
+
+def end(tier):
+    """As a worker that is killed."""
+    os.close(tier._fd)
+    tier._fd = os.open(os.devnull, os.O_RDONLY)
+
+
+def test_workers_of_two_models_find_their_files_whichever_starts_first(opened):
+    first, second = opened(), opened(fingerprint=b"other")
+    first.write(0, key_of(0), block_of(0))
+    second.write(0, key_of(1), block_of(1))
+    end(first)
+    end(second)
+    again = opened(fingerprint=b"other")
+    assert again.path == second.path
+    assert again.facts.stored == [(0, key_of(1))]
+    assert opened().facts.stored == [(0, key_of(0))]
+
+
+def test_a_worker_of_a_new_model_takes_over_the_file_of_one_that_has_ended(opened):
+    first = opened()
+    end(first)
+    assert opened(fingerprint=b"other").path == first.path
+
+
+def test_files_of_workers_that_have_not_run_for_a_day_are_removed(opened):
+    kept, old, locked, fresh = (opened(fingerprint=name.encode()) for name in "abcd")
+    own = opened()
+    for tier in (old, locked):
+        os.utime(tier.path, (0, time.time() - disk.UNUSED_SECONDS - 1))
+    for tier in (old, fresh, own):
+        end(tier)
+    assert opened().path == own.path
+    assert not old.path.exists()
+    assert all(tier.path.exists() for tier in (kept, locked, fresh))
+
+
+def test_a_file_that_is_removed_while_it_is_opened_is_not_taken(opened, monkeypatch):
+    flock = disk.fcntl.flock
+    removed = []
+
+    def remove(descriptor, kind):
+        flock(descriptor, kind)
+        if not removed:
+            removed.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+            removed[0].unlink()
+
+    monkeypatch.setattr(disk.fcntl, "flock", remove)
+    tier = opened()
+    assert removed
+    assert os.fstat(tier._fd).st_nlink == 1
+    assert os.path.samestat(os.fstat(tier._fd), tier.path.stat())
+
+
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
     (tmp_path / "kv").write_text("a file")
     with pytest.raises(ModelError, match=r"cannot use folder .* give a path that the worker may"):
@@ -177,8 +260,7 @@ def test_a_writer_that_is_killed_leaves_no_wrong_block(opened, tmp_path):
         found = [(slot, int.from_bytes(key, "big")) for slot, key in tier.facts.stored]
         whole = [number for slot, number in found if read_any(tier, slot, number)]
         assert len(whole) >= len(found) - 1
-        os.close(tier._fd)
-        tier._fd = os.open(os.devnull, os.O_RDONLY)
+        end(tier)
 
 
 def read_any(tier, slot, number):

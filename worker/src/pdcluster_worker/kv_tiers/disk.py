@@ -9,13 +9,16 @@ away first and puts the new one last.  Blocks of all clients are in the file, un
 begin with the client's salt, so it is readable by its owner alone.
 """
 
+import errno
 import fcntl
 import hashlib
 import logging
 import os
 import struct
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from pdcluster_worker.engine.tier_ports import TierFacts
@@ -25,7 +28,10 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1
 MOST_FILES = 64
-"""Engines that share a folder: each takes the first file that no other one has."""
+"""Engines that share a folder: each takes a file that no other one has locked."""
+
+UNUSED_SECONDS = 86400.0
+"""A file that no engine has, and none has written to for so long, is removed."""
 
 _MAGIC, _SLOT_MAGIC = b"PDC-KV\0\0", b"kvblock\0"
 _HEADER = struct.Struct("<8sI32sQ")  # magic, format, fingerprint, slot size
@@ -43,9 +49,11 @@ class DiskTier:
         self._block_bytes = block_bytes
         self._slot_bytes = -(-(_SLOT.size + block_bytes) // _PAGE) * _PAGE
         num_slots = (size - _PAGE) // self._slot_bytes
-        self._fd, self.path = _open_file(name, folder)
+        digest = hashlib.sha256(fingerprint).digest()
+        self._header_of_file = _HEADER.pack(_MAGIC, FORMAT, digest, self._slot_bytes)
+        self._fd, self.path = _open_file(name, folder, self._header_of_file)
         try:
-            self._begin(name, size, hashlib.sha256(fingerprint).digest())
+            self._begin(name, size)
             found = sorted(self._scan(num_slots))
         except OSError as e:
             os.close(self._fd)
@@ -59,6 +67,7 @@ class DiskTier:
 
     def write(self, slot: int, key: bytes, block: memoryview) -> None:
         start = self._start(slot)
+        self._write_header()
         self._number += 1
         header = self._header(key, self._number, block)
         _write(self._fd, bytes(_SLOT.size), start)
@@ -88,25 +97,43 @@ class DiskTier:
         checksum = zlib.crc32(block, zlib.crc32(key + number.to_bytes(8, "little")))
         return _SLOT.pack(_SLOT_MAGIC, key, number, checksum)
 
-    def _begin(self, name: str, size: int, fingerprint: bytes) -> None:
-        """Empty a file of another model, layout or format, and check that there is room."""
-        header = _HEADER.pack(_MAGIC, FORMAT, fingerprint, self._slot_bytes)
+    def _begin(self, name: str, size: int) -> None:
+        """Empty a file of another model, layout or format.  A disk that is full takes no blocks
+        for now; raises ModelError for a size that it can never have.
+        """
+        disk, taken = os.statvfs(self.path), os.fstat(self._fd).st_blocks * 512
+        total, space = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize + taken
+        if 0 < total < size:  # 0 = the file system does not know
+            os.close(self._fd)
+            raise ModelError(
+                f"{name}: size {size} is more than the {total} bytes of the disk of {self.path}: "
+                "lower size, or use another disk"
+            )
         found = os.pread(self._fd, _HEADER.size, 0)
-        if found != header:
+        if found != self._header_of_file:
             if found:
                 logger.warning("emptied %s: its blocks are of another model or format", self.path)
             os.ftruncate(self._fd, 0)
-        free, taken = os.statvfs(self.path), os.fstat(self._fd).st_blocks * 512
-        space = free.f_bavail * free.f_frsize + taken
         if size > space:
-            os.close(self._fd)
-            raise ModelError(
-                f"{name}: size {size} is more than the {space} bytes that the disk of {self.path} "
-                "has for it: lower size, or use another disk"
+            logger.warning(
+                "%s: its size is %d, and the disk of %s has room for %d: it takes no blocks while "
+                "the disk is full",
+                *(name, size, self.path, space),
             )
-        _write(self._fd, header, 0)
+        self._has_header = found == self._header_of_file
+        try:
+            self._write_header()
+        except OSError as e:
+            if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
         if os.fstat(self._fd).st_size > size:
             os.ftruncate(self._fd, size)
+
+    def _write_header(self) -> None:
+        """At the first write to a disk that was full at the start."""
+        if not self._has_header:
+            _write(self._fd, self._header_of_file, 0)
+            self._has_header = True
 
     def _scan(self, num_slots: int) -> Iterator[tuple[int, int, bytes]]:
         """(number, slot, key) of slots that seem whole; `read` makes sure."""
@@ -118,18 +145,15 @@ class DiskTier:
                 yield number, slot, key
 
 
-def _open_file(name: str, folder: Path) -> tuple[int, Path]:
+def _open_file(name: str, folder: Path, header: bytes) -> tuple[int, Path]:
+    """One with that header, else the first that is not locked."""
+    paths = [folder / f"kv-blocks-{number}" for number in range(MOST_FILES)]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for number in range(MOST_FILES):
-            path = folder / f"kv-blocks-{number}"
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                continue
-            return descriptor, path
+        for path in (*filter(lambda path: _begins_with(path, header), paths), *paths):
+            if (descriptor := _lock(path, os.O_CREAT)) is not None:
+                _remove_unused(each for each in paths if each != path)
+                return descriptor, path
     except OSError as e:
         raise ModelError(
             f"{name}: cannot use folder {folder}: {e.strerror}: give a path that the worker may "
@@ -138,6 +162,43 @@ def _open_file(name: str, folder: Path) -> tuple[int, Path]:
     raise ModelError(
         f"{name}: {MOST_FILES} engines have files in {folder}: give other workers another path"
     )
+
+
+def _begins_with(path: Path, header: bytes) -> bool:
+    """Without a lock, which would keep the file's engine from it."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(header)) == header
+    except OSError:
+        return False
+
+
+def _lock(path: Path, flags: int = 0) -> int | None:
+    """Descriptor of the file; None = another process has it, or has just removed it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _remove_unused(paths: Iterable[Path]) -> None:
+    """Files of engines that have not run for long."""
+    before = time.time() - UNUSED_SECONDS
+    for path in paths:
+        with suppress(OSError):
+            if not path.is_file() or path.stat().st_mtime > before:
+                continue
+            if (descriptor := _lock(path)) is None:
+                continue
+            if os.fstat(descriptor).st_mtime <= before:
+                path.unlink()
+                logger.info("removed %s: no engine has written to it for a day", path)
+            os.close(descriptor)
 
 
 def _write(descriptor: int, data: bytes | memoryview, start: int) -> None:
