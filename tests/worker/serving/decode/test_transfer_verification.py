@@ -192,6 +192,47 @@ async def test_remote_prefill_that_breaks_off_fails(rig, replies):
     assert (found.outcome, found.fault) == ("failed", "transfer_failed")
 
 
+async def test_prefill_worker_that_drains_meanwhile_postpones_it(rig, monkeypatch):
+    monkeypatch.setattr(CreditBroker, "acquire", _no_credit)
+
+    found = await rig.run(even_if_busy=True)
+
+    assert (found.outcome, found.message) == ("postponed", "p-0 takes no new requests")
+    assert rig.engine.inputs == []
+
+
+async def _no_credit(*_: object) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("message", "outcome"),
+    [
+        (Submit, "postponed"),  # the local run: the transfer has ended
+        (ReceiveDone, "failed"),
+        (Receive, "postponed"),
+    ],
+    ids=["no local prefill", "no end of the transfer", "no room yet"],
+)
+async def test_only_a_transfer_that_began_fails_for_want_of_time(
+    rig, monkeypatch, message, outcome
+):
+    monkeypatch.setattr(verification, "RUN_SECONDS", 0.05)
+    answer = rig.engine.answer
+    rig.engine.answer = lambda sent: [] if isinstance(sent, message) else answer(sent)
+
+    assert (await rig.run(even_if_busy=True)).outcome == outcome
+
+
+async def test_a_credit_that_does_not_come_in_time_postpones_it(rig, monkeypatch):
+    monkeypatch.setattr(verification, "RUN_SECONDS", 0.05)
+    rig.peer.broker = None
+
+    found = await rig.run(even_if_busy=True)
+
+    assert (found.outcome, found.message) == ("postponed", "p-0 computed no prompt within 0 s")
+
+
 async def test_refused_worker_of_the_pool_fails_it(rig):
     rig.refused = {"p-0": "weights differ"}
 

@@ -27,6 +27,7 @@ MAX_MESSAGE = 400
 MAX_PAIRS = 64  # Pairs that are verified: eight pools of each role
 PERIOD_SECONDS = 3600.0  # Between two verifications of a pair that passes
 RETRY = Backoff(first=60.0, most=PERIOD_SECONDS)  # Between two of a pair that does not pass
+LEAST_FAILURES = 2  # in a row, from which a transfer that failed counts at a gate
 GIGA = 1_000_000_000
 
 _TYPE = words.KV_TRANSFER_VERIFIED
@@ -40,6 +41,9 @@ _REASONS = {
     "tokens_differ": words.TOKENS_DIFFER,
 }
 
+# faults that a worker may have once which is busy, restarts or ends
+_PASSING = {"not_connected", "transfer_failed"}
+
 _VERIFICATION = TypeAdapter(PairVerification)
 # Fields of a verification, by their names in the status
 _NAMES = {to_camel(each.name): each.name for each in fields(PairVerification)}
@@ -52,6 +56,11 @@ class VerifiedPair:
 
     verification: PairVerification
     num_failures: int = 0
+
+    @property
+    def is_doubtful(self) -> bool:
+        """True if it failed as a pair may that is whole: a gate waits for the next one."""
+        return self.verification.fault in _PASSING and self.num_failures < LEAST_FAILURES
 
     def as_status(self, pair: PoolPair) -> dict[str, Any]:
         """Its entry; what is empty or 0 is left out."""
@@ -177,6 +186,11 @@ class VerificationSettings:
             return True
         return bool(self.request) and (found is None or found.verification.request != self.request)
 
+    def is_urgent(self, found: VerifiedPair | None) -> bool:
+        """Return whether it is verified though workers are busy."""
+        is_doubtful = bool(self.since) and found is not None and found.is_doubtful
+        return is_doubtful or self.is_requested(found)
+
     def is_recent(self, verified: PairVerification) -> bool:
         return datetime.fromisoformat(verified.at) >= datetime.fromisoformat(self.since)
 
@@ -244,7 +258,7 @@ def transfers(
             pairs.revision,
             workers,
             settings.request,
-            settings.is_requested(found.get(pair)),
+            settings.is_urgent(found.get(pair)),
         )
         for pair, workers in ready.items()
         if not lefts[pair]
@@ -268,24 +282,28 @@ def _check(
     if not settings.since or not found:
         return None
     recent = {
-        pair: each.verification
+        pair: each
         for pair, each in found.items()
         if each is not None and settings.is_recent(each.verification)
     }
-    problems = [(pair, settings.problem(each)) for pair, each in recent.items()]
-    failed = next(((pair, each) for pair, each in problems if each is not None), None)
-    if failed is not None:
-        pair, problem = failed
-        return Check("False", f"{_TYPE}, {problem.reason}: {_named(pair)}: {problem.message}")
+    problems = [(pair, settings.problem(each.verification)) for pair, each in recent.items()]
+    failed = [(pair, each) for pair, each in problems if each is not None]
+    if failed:
+        pair, problem = min(failed, key=lambda each: recent[each[0]].is_doubtful)
+        text = f"{_TYPE}, {problem.reason}: {_named(pair)}: {problem.message}"
+        if not recent[pair].is_doubtful:
+            return Check("False", text)
+        return Check("Unknown", f"{text}; it counts once it has failed {LEAST_FAILURES} times")
     unknown = [pair for pair in found if pair not in recent]
     if unknown:
         why = waits.get(unknown[0], "no worker has answered yet")
         return Check("Unknown", f"{_TYPE}: {_named(unknown[0])} is not verified: {why}")
-    unmeasured = [pair for pair, each in recent.items() if settings.is_unmeasured(each)]
+    verified = {pair: each.verification for pair, each in recent.items()}
+    unmeasured = [pair for pair, each in verified.items() if settings.is_unmeasured(each)]
     if unmeasured:
         return Check("Unknown", f"{_TYPE}: {_named(unmeasured[0])}: its rate was not measured")
-    pair, verified = next(iter(recent.items()))
-    return Check("True", f"{_named(pair)}: {_figures(verified)}{and_more(len(recent))}")
+    pair, first = next(iter(verified.items()))
+    return Check("True", f"{_named(pair)}: {_figures(first)}{and_more(len(verified))}")
 
 
 def _condition(

@@ -162,15 +162,23 @@ class TransferVerification:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _verify(self, peer: Peer) -> VerificationResult:
-        prompt = self._prompt(peer)
+        prompt, remote = self._prompt(peer), VerificationRun()
+        within = f"within {RUN_SECONDS:.0f} s"
         try:
             async with asyncio.timeout(RUN_SECONDS):
-                remote = await self._run_remote(peer, prompt)
+                await self._run_remote(peer, prompt, remote)
+        except TimeoutError as e:
+            if remote.done is None and not remote.tokens:
+                raise _PostponedError(f"{peer.key} computed no prompt {within}") from e
+            raise _FailedError("transfer_failed", f"no end {within}") from e
+        except (PeerError, RequestError) as e:
+            raise _FailedError("transfer_failed", str(e)) from e
+        try:
             async with asyncio.timeout(RUN_SECONDS):
                 local = await self._run_local(prompt)
         except TimeoutError as e:
-            raise _FailedError("transfer_failed", f"no end within {RUN_SECONDS:.0f} s") from e
-        except (PeerError, RequestError) as e:
+            raise _PostponedError(f"{self._pod} computed no prompt {within}") from e
+        except RequestError as e:
             raise _FailedError("transfer_failed", str(e)) from e
         return self._judged(peer, len(prompt), remote, local)
 
@@ -217,14 +225,14 @@ class TransferVerification:
         num_tokens = max(1, min(PROMPT_TOKENS, longest, max_tokens))
         return [random.randrange(facts.vocab_size) for _ in range(num_tokens)]
 
-    async def _run_remote(self, peer: Peer, prompt: Sequence[int]) -> VerificationRun:
+    async def _run_remote(self, peer: Peer, prompt: Sequence[int], remote: VerificationRun) -> None:
         """Prefill there, decode here.  Raises PeerError, RequestError, _PostponedError."""
-        spec, remote = _spec(prompt), VerificationRun()
+        spec = _spec(prompt)
         handle = self._worker.engines.open(spec.request_id, list)
         try:
             with self._broker.queued(spec, peer):
                 if await self._broker.acquire(spec, [], peer) is None:
-                    raise PeerError(f"{peer.key} takes no new requests")
+                    raise _PostponedError(f"{peer.key} takes no new requests")
             blocks = await handle.receive(spec)
             if isinstance(blocks, ReceiveRefused):
                 raise _PostponedError(
@@ -245,7 +253,6 @@ class TransferVerification:
                 first = remote.tokens[0]
                 handle.send(ReceiveDone(spec.request_id, blocks.epoch, first, done.checksum))
             await _take_rest(handle, remote)
-            return remote
         finally:
             peer.release(spec.request_id)  # nothing is left of a credit that was used
             handle.close()
