@@ -67,6 +67,8 @@ class RunningSpec(PDClusterSpec):
     running_templates: Mapping[str, str] = Field(default={}, exclude=True)
     # those pods are of an earlier spec, to which a roll out went back
     is_rolled_back: bool = Field(default=False, exclude=True)
+    # declared pools that the earlier spec had not: "decode pool b200"
+    left_out: tuple[str, ...] = Field(default=(), exclude=True)
 
 
 def revision_of(spec: PDClusterSpec) -> str:
@@ -84,6 +86,11 @@ def templates_of(spec: PDClusterSpec) -> Mapping[str, str]:
 def is_rolled_back(spec: PDClusterSpec) -> bool:
     """True if what runs was made of an earlier spec, and stays."""
     return isinstance(spec, RunningSpec) and spec.is_rolled_back
+
+
+def pools_left_out(spec: PDClusterSpec) -> tuple[str, ...]:
+    """Declared pools without workers, since the revision that was gone back to had none of them."""
+    return spec.left_out if isinstance(spec, RunningSpec) else ()
 
 
 def rollout_name(spec: PDClusterSpec) -> str:
@@ -136,6 +143,7 @@ def at_revision(
     templates: Mapping[str, str] | None = None,
     *,
     is_rolled_back: bool = False,
+    left_out: tuple[str, ...] = (),
 ) -> PDCluster:
     """The cluster, whose pods run already under the name of this revision."""
     own = {role: each for role, each in (templates or {}).items() if each}
@@ -146,6 +154,7 @@ def at_revision(
         "running_revision": revision,
         "running_templates": own,
         "is_rolled_back": is_rolled_back,
+        "left_out": left_out,
     }
     spec = RunningSpec.model_construct(cluster.spec.model_fields_set, **values)
     return cluster.model_copy(update={"spec": spec})

@@ -22,7 +22,7 @@ from pdcluster_api.plan.observed.pools import PREFILL
 from pdcluster_api.plan.observed.state import Attainment, Problem, WorkloadState
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_schema import conditions as words
-from pdcluster_schema.revision import is_rolled_back
+from pdcluster_schema.revision import is_rolled_back, pools_left_out
 
 _NO_WORKERS = "no worker is asked for that could pass it"
 
@@ -67,7 +67,7 @@ def gate_result(desired: DesiredState, check: Check | None) -> GateResult:
     spec, command = inputs.cluster.spec.rollout, RolloutCommand(inputs.observed.rollout_command)
     written = read_gate(inputs.observed.status)
     if is_rolled_back(inputs.cluster.spec) and written is not None:
-        text = rolled_back_text(written)
+        text = rolled_back_text(written, pools_left_out(inputs.cluster.spec))
         return GateResult(written, Condition.true(words.ROLLED_BACK, written.reason, text))
     if desired.rolling is None:
         return GateResult()

@@ -12,7 +12,7 @@ The memory is `status.gate`, written before a step that it allows: the plan foll
 alone.  Commands name the time, or the generation, that they are meant for: an old one does nothing.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
@@ -24,6 +24,7 @@ from pdcluster_schema import conditions as words
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import at_revision, rollout_name
 from pdcluster_schema.rollout import RolloutSpec
+from pdcluster_schema.sections import RoleSpec
 from pdcluster_schema.workload import WorkloadId
 
 FIELD = "gate"
@@ -156,7 +157,8 @@ def as_rolled_back(
     cluster: PDCluster, status: Mapping[str, Any], command: str, known: Collection[WorkloadId]
 ) -> PDCluster:
     """The cluster under the revision that its roll out went back to, while its spec is the one that
-    was given up, no command asks for another try, and there are workloads of each pool to keep.
+    was given up, no command asks for another try, and each role has a workload to keep.  A pool
+    that came since then is left out; one that was renamed keeps the name that its workers have.
 
     known: workloads that there are, or can be made from their snapshot
     """
@@ -165,16 +167,36 @@ def as_rolled_back(
         return cluster
     if RolloutCommand(command).resumes(gate.since):
         return cluster
-    pools = (
-        WorkloadId(
-            *(cluster.metadata.name, role, pool.name, gate.to), gate.to_templates.get(role, "")
-        )
-        for role, declared in cluster.spec.roles.computing().items()
-        for pool in declared.pools
+    roles, left_out = dict[str, RoleSpec](), list[str]()
+    for role, declared in cluster.spec.roles.computing().items():
+        place = (cluster.metadata.name, role, gate.to, gate.to_templates.get(role, ""))
+        names = {
+            each.pool
+            for each in known
+            if (each.cluster, each.role, each.revision, each.template) == place
+        }
+        if not names:
+            return cluster
+        roles[role] = _with_pools(declared, names)
+        left_out += [
+            f"{role} pool {pool.name}" for pool in declared.pools if pool.name not in names
+        ]
+    spec = cluster.spec.model_copy(update={"roles": cluster.spec.roles.model_copy(update=roles)})
+    return at_revision(
+        cluster.model_copy(update={"spec": spec}),
+        *(gate.to, gate.to_templates),
+        is_rolled_back=True,
+        left_out=tuple(left_out),
     )
-    if not all(each in known for each in pools):
-        return cluster
-    return at_revision(cluster, gate.to, gate.to_templates, is_rolled_back=True)
+
+
+def _with_pools(role: RoleSpec, names: Collection[str]) -> RoleSpec:
+    """The role with those pools alone; where it declares none of them, under their names."""
+    pools = [pool for pool in role.pools if pool.name in names] or [
+        pool.model_copy(update={"name": name})
+        for pool, name in zip(role.pools, sorted(names), strict=False)
+    ]
+    return role.model_copy(update={"pools": tuple(pools)})
 
 
 def next_gate(
@@ -345,9 +367,14 @@ def gate_problem(
     return None
 
 
-def rolled_back_text(gate: Gate) -> str:
-    return (
+def rolled_back_text(gate: Gate, left_out: Sequence[str] = ()) -> str:
+    """left_out: declared pools without workers"""
+    text = (
         f"revision {gate.revision} was rolled back to {gate.to}: {gate.message}; the spec stays as "
         "it is, and is not rolled out again until it changes: correct it, apply the previous file, "
         "or try the same again by `pdctl rollout resume`"
     )
+    if not left_out:
+        return text
+    pools = " and ".join(left_out)
+    return f"{text}; until then there is no worker of {pools}, which revision {gate.to} has not"

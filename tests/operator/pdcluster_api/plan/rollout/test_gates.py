@@ -102,6 +102,37 @@ def test_damaged_kv_brings_the_old_workers_back_and_is_not_tried_again(fault: st
     assert existing.condition(words.ROLLED_BACK) == ("", "")
 
 
+@pytest.mark.parametrize("fault", ["transfer_failed", "not_connected"])
+def test_a_transfer_that_failed_counts_when_it_fails_again(fault: str):
+    existing, new = begun(), gated(65, **BACK)
+    until(existing, new, ("Baking", 0))
+    existing.faults = {B: fault}
+    existing.round(new)
+    existing.round(new)
+    assert existing.gate == ("Baking", 0)
+
+    existing.walk(new)
+
+    assert existing.sizes(A) == WHOLE
+    assert existing.condition(words.ROLLED_BACK) == ("True", words.GATE_FAILED)
+
+
+def test_a_busy_worker_whose_transfer_failed_once_holds_the_gate_and_no_more():
+    existing, new = begun(), gated(65, on_failure="Rollback", bake_seconds=20)
+    until(existing, new, ("Baking", 0))
+    existing.faults = {B: "transfer_failed"}
+    for _ in range(3):
+        existing.round(new)
+    assert existing.condition(words.ROLLOUT_PAUSED) == ("True", words.GATE_UNKNOWN)
+    assert "the checksums differ; it counts once it has failed 2 times" in message(existing)
+
+    existing.faults.clear()
+    plans = existing.walk(new)
+
+    assert_as_declared(existing, new)
+    assert all(due.even_if_busy for plan in plans[:5] for due in plan.verify)
+
+
 def test_a_fault_in_the_last_step_brings_workers_back_of_which_none_is_left():
     existing, new = begun(), gated(65, **BACK, max_surge=0, max_unavailable=1)
     existing.step_seconds = 5
@@ -433,6 +464,34 @@ def test_a_pool_that_the_old_revision_has_no_workers_of_leaves_it_where_it_is():
     assert existing.gate == ("Failed", 0)
     lacks = f"it cannot go back: revision {A} has no workers of decode pool other"
     assert lacks in message(existing)
+
+
+def with_decode_pools(cluster: PDCluster, *names: str) -> PDCluster:
+    decode = cluster.spec.roles.decode
+    assert decode is not None
+    pools = tuple(decode.pools[0].model_copy(update={"name": each}) for each in names)
+    role = decode.model_copy(update={"pools": pools})
+    roles = cluster.spec.roles.model_copy(update={"decode": role})
+    return cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"roles": roles})})
+
+
+@pytest.mark.parametrize("names", [("cpu", "more"), ("more",), ("more", "other")])
+def test_a_pool_that_comes_after_a_rollback_tries_nothing_again(names: tuple[str, ...]):
+    existing, new = begun(new="damaged"), gated(65, **BACK)
+    existing.walk(new)
+
+    plans = existing.walk(with_decode_pools(new, *names))
+
+    assert not any(each.id.revision == B for plan in plans for each in plan.workloads)
+    assert existing.sizes(A) == WHOLE
+    assert existing.condition(words.ROLLED_BACK) == ("True", words.GATE_FAILED)
+    left_out = " and ".join(f"decode pool {each}" for each in names if each != "cpu")
+    lacks = f"until then there is no worker of {left_out}, which revision {A} has not"
+    assert message(existing).endswith(lacks)
+
+    other = with_decode_pools(gated(66, **BACK), *names)
+    existing.walk(other)
+    assert_as_declared(existing, other)
 
 
 @pytest.mark.parametrize("fields", [PAUSE, {**BACK, "fault": "damaged"}])
