@@ -2,6 +2,7 @@
 
 import pytest
 
+from pdcluster_worker.engine.kv_tiers import HELD_SHARE
 from pdcluster_worker.engine.tier import STUCK_SECONDS
 from pdcluster_worker.engine.tier_slots import TierSlots
 from pdcluster_worker.messages import engine as m
@@ -110,6 +111,52 @@ def test_a_disk_that_does_not_answer_keeps_no_request_waiting(tiered):
     finish(rig)
     ask(rig, "again", OTHER)
     assert rig.core.pool.counts()["receiving"] > 0
+
+
+def test_a_disk_that_hangs_on_writes_holds_a_part_of_the_pool_and_is_seen(engine):
+    rig = engine(tiers=(40,), num_blocks=24)
+    for name, prompt in (("first", LONG), ("second", OTHER), ("third", MORE)):
+        ask(rig, name, prompt)
+        rig.run()
+        check_answer(rig, name, prompt)
+    held = [copy.source.slot for copy in rig.tiers.queued]
+    assert 0 < len(held) <= 24 // HELD_SHARE
+    assert rig.core.next_wake_seconds() == STUCK_SECONDS
+    rig.clock.advance(STUCK_SECONDS)
+    rig.step()
+    assert rig.stats.tiers[0].reason == "it does not answer"
+    assert rig.core.next_wake_seconds() == STUCK_SECONDS
+
+    ask(rig, "fourth", list(range(700, 740)))
+    rig.run()
+    check_answer(rig, "fourth", list(range(700, 740)))
+    assert [copy.source.slot for copy in rig.tiers.queued] == held
+    assert set(held) <= set(rig.core._tiers.held())
+
+    rig.clock.advance(1.0)
+    finish(rig)  # it answers
+    assert rig.stats.tiers[0].reason == ""
+    assert set(rig.core._tiers.held()) == set()
+
+
+def test_blocks_in_use_are_saved_though_cached_ones_before_them_cannot_be_kept(engine):
+    rig = engine(tiers=(40,), num_blocks=24)
+    tiers = rig.core._tiers
+    rig.tiers.full = {0}
+    ask(rig, "first", LONG)
+    finish(rig)  # leaves cached blocks that are not saved
+    rig.tiers.full = set()
+    tiers.tiers[0].fullness.end()
+    before = [key for _, key in rig.core.pool.prefix_cache.unsaved(100)]
+    assert len(before) > 24 // HELD_SHARE
+    save = tiers.save
+    tiers.save = lambda num_spare: save(0)
+    ask(rig, "second", OTHER, max_tokens=8)
+    rig.run()
+    finish(rig)
+    saved = set(tiers.tiers[0].slots)
+    assert saved & set(hashes(rig, OTHER))
+    assert not saved & set(before)
 
 
 def test_a_receive_that_waits_for_a_disk_goes_on_without_it(tiered):

@@ -12,7 +12,7 @@ from itertools import chain, count
 from typing import Literal
 
 from pdcluster_worker.engine.block_pool import BlockPool, BlockState
-from pdcluster_worker.engine.tier import Load, Pause, PrefixRun, Tier
+from pdcluster_worker.engine.tier import Load, PrefixRun, Tier
 from pdcluster_worker.engine.tier_ports import (
     POOL,
     BlockCopied,
@@ -30,13 +30,15 @@ MOST_SAVES = 64
 """Blocks that are saved at a time: some milliseconds of copying."""
 
 HELD_SHARE = 8
-"""Cached blocks are held for saves while all saves are below one part in so many of the pool."""
+"""Saves hold one part in so many of the pool at most: a disk may not answer for hours."""
+
+MOST_SKIPPED = 512
+"""Cached blocks that a look for others skips while none can be kept from being taken."""
 
 AHEAD_SHARE, MOST_AHEAD = 16, 1024
 """One part in so many of a tier is copied to the next before it is full; at most so many slots, and
 as many as may be saved at a time, but no more than half of it.
 """
-
 
 MOST_UNSHARED = 4096
 """New blocks queued for a shared store; beyond that, the oldest are dropped."""
@@ -74,25 +76,32 @@ class KVTiers:
     def num_reading(self) -> int:
         return len(self._reads)
 
+    @property
+    def reasons(self) -> list[str]:
+        return [tier.reason for tier in self.tiers]
+
     def overdue(self) -> list[Load]:
         """Loads whose requests are better computed now: their tier is stuck, or they take long."""
+        now = self._clock()
+        for tier in self.tiers:
+            tier.check_writes(now)
         if not self._reads:
             return []
-        now = self._clock()
-        stuck = {n for n, tier in enumerate(self.tiers) if tier.stuck_seconds(now) == 0.0}
+        stuck = {n for n, tier in enumerate(self.tiers) if tier.reads.stuck_seconds(now) == 0.0}
         for tier in (self.tiers[number] for number in stuck):
             if tier.silence.allows(now):
-                self.fail(tier, "it does not answer")
+                tier.fail("it does not answer", now)
         return [
             load for load in self._loads() if load.due <= now or not stuck.isdisjoint(load.left)
         ]
 
     @property
     def overdue_seconds(self) -> float | None:
-        """In how many seconds a load is overdue; None = none is under way."""
+        """In how many seconds a load or a write is overdue; None = none is under way."""
         now, loads = self._clock(), self._loads()
         reading = {number for load in loads for number in load.left}
-        stuck = [self.tiers[number].stuck_seconds(now) for number in reading]
+        stuck = [self.tiers[number].reads.stuck_seconds(now) for number in reading]
+        stuck += [tier.writes.stuck_seconds(now) for tier in self.tiers]
         due = [load.due - now for load in loads]
         return min((max(0.0, each) for each in (*stuck, *due) if each is not None), default=None)
 
@@ -130,7 +139,8 @@ class KVTiers:
         """Begin to save new blocks.  num_spare: cached ones that may be kept from being taken."""
         copies: list[BlockCopy] = []
         now = self._clock()
-        if (most := self.tiers[0].num_writes(now, MOST_SAVES)) > len(self._saves):
+        most = min(MOST_SAVES, max(1, self._pool.num_blocks // HELD_SHARE))
+        if (most := self.tiers[0].num_writes(now, most)) > len(self._saves):
             copies += self._save_blocks(num_spare, most - len(self._saves))
         for number, below in enumerate(self._own[1:]):
             copies += self._move_oldest(number, below.num_writes(now, MOST_SAVES))
@@ -140,8 +150,7 @@ class KVTiers:
             self.io.start(copies)
 
     def _save_blocks(self, num_spare: int, most: int) -> Iterator[BlockCopy]:
-        num_spare = min(num_spare, self._pool.num_blocks // HELD_SHARE - len(self._saves))
-        for block_id, key in self._cache.unsaved(most):
+        for block_id, key in self._cache.unsaved(most + MOST_SKIPPED):
             if key in self.tiers[0].slots:
                 self._cache.saved(block_id)
                 continue
@@ -156,7 +165,11 @@ class KVTiers:
             self._pool.acquire([block_id])
             copy = BlockCopy(next(self._ids), key, BlockPlace(POOL, block_id), target)
             self._saves[copy.copy_id] = copy
+            self.tiers[0].writes.begin(self._clock())
             yield copy
+            most -= 1
+            if most == 0:
+                return
 
     def _move_oldest(self, number: int, most_writes: int) -> Iterator[BlockCopy]:
         slots, below = self.tiers[number].slots, self.tiers[number + 1].slots
@@ -205,6 +218,7 @@ class KVTiers:
         source = BlockPlace(number, self.tiers[number].slots.acquire(key, is_use=False))
         copy = BlockCopy(next(self._ids), key, source, target)
         self._moves[copy.copy_id] = copy
+        self.tiers[below].writes.begin(self._clock())
         return copy
 
     def _queue_shared(self, key: bytes) -> None:
@@ -236,7 +250,7 @@ class KVTiers:
         load.tiers = tuple(dict.fromkeys(self.tiers[number].name for number in run.tiers))
         copies: list[BlockCopy] = []
         for (block_id, key), number in zip(blocks.items(), run.tiers, strict=True):
-            self.tiers[number].begin_read(load.started)
+            self.tiers[number].reads.begin(load.started)
             source = BlockPlace(number, self.tiers[number].slots.acquire(key))
             copy = BlockCopy(next(self._ids), key, source, BlockPlace(POOL, block_id))
             self._reads[copy.copy_id] = (copy, load)
@@ -280,11 +294,12 @@ class KVTiers:
     def _written(self, copy: BlockCopy, answer: BlockCopied) -> None:
         number = copy.target.tier
         tier = self.tiers[number]
+        tier.writes.end(self._clock())
         if answer.outcome == "copied":
             tier.slots.commit(copy.target.slot)
             tier.stats.saved_bytes += self.io.block_bytes
             # a store of others may take blocks and answer no reads
-            self.succeed(tier, tier.fullness, *(() if tier.is_shared else (tier.silence,)))
+            tier.succeed(tier.fullness, *(() if tier.is_shared else (tier.silence,)))
             if number == 0:
                 self._queue_shared(copy.key)
             return
@@ -292,23 +307,23 @@ class KVTiers:
         if answer.outcome == "damaged":
             self._lost(copy, "damaged")
         elif answer.outcome == "failed":
-            self.fail(tier, answer.reason, tier.fullness)
+            tier.fail(answer.reason, self._clock(), tier.fullness)
             if number == self.shared:
                 self._queue_shared(copy.key)
 
     def _was_read(self, copy: BlockCopy, load: Load, answer: BlockCopied) -> Load | None:
         tier, block_id = self.tiers[copy.source.tier], copy.target.slot
         tier.slots.release(copy.source.slot)
-        tier.end_read(self._clock())
+        tier.reads.end(self._clock())
         if answer.outcome == "copied":
             tier.stats.loaded_bytes += self.io.block_bytes
             tier.load_rate.add(answer.seconds, self._clock())
-            self.succeed(tier)
+            tier.succeed()
         elif answer.outcome == "failed" and tier.is_shared:
-            self.fail(tier, answer.reason)
+            tier.fail(answer.reason, self._clock())
         elif answer.outcome != "cancelled":
             self._lost(copy, "absent" if answer.outcome == "absent" else "damaged")
-            self.succeed(tier)
+            tier.succeed()
         if load.cancelled:
             self._pool.release_quarantined([block_id])
             return None
@@ -360,22 +375,6 @@ class KVTiers:
         tier.stats.damaged += 1
         logger.warning("damaged kv block tier=%s slot=%d", tier.name, copy.source.slot)
 
-    def fail(self, tier: Tier, reason: str, pause: Pause | None = None) -> None:
-        """pause: of the calls that failed; by default reads and lookups."""
-        pause = pause or tier.silence
-        if not pause.reason:
-            what = "takes no blocks" if pause is tier.fullness else "is not read"
-            logger.error("kv tier %s for now tier=%s: %s", what, tier.name, reason)
-        tier.stats.failures += 1
-        pause.fail(reason, self._clock())
-
-    def succeed(self, tier: Tier, *pauses: Pause) -> None:
-        """pauses: those that end; by default that of reads and lookups."""
-        for pause in pauses or (tier.silence,):
-            if pause.reason:
-                logger.info("kv tier answers again tier=%s", tier.name)
-                pause.end()
-
     # --- the whole ----------------------------------------------------------------------------
 
     def take_stats(self) -> list[TierStats]:
@@ -387,7 +386,8 @@ class KVTiers:
             tier.slots.check()
             writes = [*self._saves.values(), *self._moves.values()]
             num_writes = sum(copy.target.tier == number for copy in writes)
-            assert tier.slots.counts()["writing"] == num_writes, "a slot is written by no copy"
+            num_writing = tier.slots.counts()["writing"]
+            assert num_writing == tier.writes.num == num_writes, "a slot is written by no copy"
         for copy, load in self._reads.values():
             state = BlockState.QUARANTINED if load.cancelled else BlockState.RECEIVING
             assert self._pool.state(copy.target.slot) is state, "a load has lost its block"

@@ -62,24 +62,27 @@ class ReadAhead:
 
     @property
     def next_seconds(self) -> float | None:
-        """In how many seconds waiting requests are computed unless blocks arrive, or the next part
-        of a tier's hashes is reported.
+        """In how many seconds waiting requests are computed unless blocks arrive, a tier counts as
+        stuck, or the next part of a tier's hashes is reported.
         """
         if self._pool.prefix_cache.has_events:
             return 0.0
-        due = (self.tiers.overdue_seconds if self._readings else None, self.lookups.next_seconds)
+        due = (self.tiers.overdue_seconds, self.lookups.next_seconds)
         return min((seconds for seconds in due if seconds is not None), default=None)
 
     def advance(self, totals: EngineTotals) -> bool:
-        """One turn; returns whether any block has moved.  totals: of the engine's steps."""
-        num_moves = self._pool.num_moves
+        """One turn; returns whether a block has moved, or a tier has failed or answers again.
+
+        totals: of the engine's steps.
+        """
+        num_moves, reasons = self._pool.num_moves, self.tiers.reasons
         self._measure(totals)
         self._settle()
         for load in self.tiers.overdue():
             self._give_up(load)
         self.lookups.settle()
         self._schedule()
-        return self._pool.num_moves != num_moves
+        return self._pool.num_moves != num_moves or self.tiers.reasons != reasons
 
     def _measure(self, totals: EngineTotals) -> None:
         num_tokens = totals.prefill_tokens - self._measured[0]
@@ -234,7 +237,7 @@ class ReadAhead:
             rate = tier.load_rate.at(now)
             if rate is None or not compute:
                 return ReadEstimate(compute=compute)
-            read += rate * (num_blocks + tier.num_reading)
+            read += rate * (num_blocks + tier.reads.num)
         return ReadEstimate(read, compute)
 
     def _compute_seconds(self, num_blocks: int) -> float:

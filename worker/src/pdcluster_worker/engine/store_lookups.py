@@ -103,12 +103,12 @@ class StoreLookups:
         tier = self._tiers.tiers[number]
         if answer is None:
             if self._clock() - self._answered >= LOOKUP_SECONDS:  # else others were before it
-                self._tiers.fail(tier, f"no answer in {LOOKUP_SECONDS} s")
+                tier.fail(f"no answer in {LOOKUP_SECONDS} s", self._clock())
             return "late"
         if answer.reason:
-            self._tiers.fail(tier, answer.reason)
+            tier.fail(answer.reason, self._clock())
             return "failed"
-        self._tiers.succeed(tier)
+        tier.succeed()
         self._answered = self._clock()
         self._rate.add(answer.seconds, self._clock())
         self._tiers.learn(lookup.keys[: answer.num_found])

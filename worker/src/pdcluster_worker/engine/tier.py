@@ -2,6 +2,7 @@
 read from tiers.
 """
 
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from math import inf
@@ -14,11 +15,15 @@ from pdcluster_worker.engine.tier_rates import Rate
 from pdcluster_worker.engine.tier_slots import TierSlots
 from pdcluster_worker.messages.engine import TierStats
 
+logger = logging.getLogger(__name__)
+
 STUCK_SECONDS = 5.0
-"""Time without an answer after which a tier is not read: a disk may not answer for hours."""
+"""Time without an answer after which a tier is left alone: a disk may not answer for hours."""
 
 SHARED_STUCK_SECONDS = 1.0
-"""The same for a store of several workers: other requests ask it too, and it is further away."""
+"""The same for reads of a store of several workers: other requests ask it too, and it is further
+away.
+"""
 
 PAUSE = Backoff(first=1.0, most=30.0)
 """Seconds in which a tier that failed is left alone; one copy or lookup then tries it again."""
@@ -45,6 +50,33 @@ class Pause:
         self.reason, self._until, self._num_failures = "", -inf, 0
 
 
+class Unanswered:
+    """Copies of one kind that are under way, and since when none of them was answered."""
+
+    def __init__(self, stuck_after: float) -> None:
+        self.num = 0
+        self._stuck_after = stuck_after
+        self._heard = 0.0  # by the clock: the last answer, or the first copy begun
+
+    def begin(self, now: float) -> None:
+        if not self.num:
+            self._heard = now
+        self.num += 1
+
+    def end(self, now: float) -> None:
+        self.num -= 1
+        self._heard = now
+
+    def wait_again(self, now: float) -> None:
+        self._heard = now
+
+    def stuck_seconds(self, now: float) -> float | None:
+        """In how many seconds they count as stuck unless one is answered, 0 = they do; None = none
+        is under way.
+        """
+        return max(0.0, self._heard + self._stuck_after - now) if self.num else None
+
+
 class Tier:
     def __init__(self, facts: TierFacts) -> None:
         self.name = facts.name
@@ -53,9 +85,9 @@ class Tier:
         self.load_rate = Rate()  # seconds of one block
         self.silence = Pause()  # of reads and lookups
         self.fullness = Pause()  # of writes
-        self.num_reading = 0
+        self.reads = Unanswered(SHARED_STUCK_SECONDS if self.is_shared else STUCK_SECONDS)
+        self.writes = Unanswered(STUCK_SECONDS)
         self.stats = TierStats(facts.name, facts.num_slots, store=facts.store)
-        self._heard = 0.0  # by the clock: the last answer to a read, or the first begun
         for slot, key in facts.stored:
             self.slots.restore(slot, key)
         if facts.stored:
@@ -63,14 +95,18 @@ class Tier:
 
     def take_stats(self) -> TierStats:
         counts = self.slots.counts()
-        reason = self.fullness.reason or self.silence.reason
         return msgspec.structs.replace(
-            self.stats, stored=counts["stored"] + counts["removed"], reason=reason
+            self.stats, stored=counts["stored"] + counts["removed"], reason=self.reason
         )
+
+    @property
+    def reason(self) -> str:
+        """Cause for which it takes no blocks or is not read now; empty = it works."""
+        return self.fullness.reason or self.silence.reason
 
     def is_read(self, now: float) -> bool:
         """After failures, one read at a time finds out whether it answers again."""
-        return self.silence.allows(now) and not (self.silence.reason and self.num_reading)
+        return self.silence.allows(now) and not (self.silence.reason and self.reads.num)
 
     def num_writes(self, now: float, most: int) -> int:
         """Writes that may be under way at a time."""
@@ -78,26 +114,27 @@ class Tier:
             return 0
         return 1 if self.silence.reason or self.fullness.reason else most
 
-    def begin_read(self, now: float) -> None:
-        if not self.num_reading:
-            self._heard = now
-        self.num_reading += 1
+    def check_writes(self, now: float) -> None:
+        """Fail where it has answered none for too long; they keep their blocks until it does."""
+        if self.writes.stuck_seconds(now) == 0.0:
+            self.fail("it does not answer", now, self.fullness)
+            self.writes.wait_again(now)
 
-    def end_read(self, now: float) -> None:
-        self.num_reading -= 1
-        self._heard = now
+    def fail(self, reason: str, now: float, pause: Pause | None = None) -> None:
+        """pause: of the calls that failed; by default reads and lookups."""
+        pause = pause or self.silence
+        if not pause.reason:
+            what = "takes no blocks" if pause is self.fullness else "is not read"
+            logger.error("kv tier %s for now tier=%s: %s", what, self.name, reason)
+        self.stats.failures += 1
+        pause.fail(reason, now)
 
-    def stuck_seconds(self, now: float) -> float | None:
-        """In how many seconds its reads count as stuck unless one is answered, 0 = they do; None =
-        none is under way.
-        """
-        if not self.num_reading:
-            return None
-        return max(0.0, self._heard + self._stuck_after - now)
-
-    @property
-    def _stuck_after(self) -> float:
-        return SHARED_STUCK_SECONDS if self.is_shared else STUCK_SECONDS
+    def succeed(self, *pauses: Pause) -> None:
+        """pauses: those that end; by default that of reads and lookups."""
+        for pause in pauses or (self.silence,):
+            if pause.reason:
+                logger.info("kv tier answers again tier=%s", self.name)
+                pause.end()
 
 
 @dataclass(slots=True, eq=False)
