@@ -198,6 +198,21 @@ def test_a_damaged_block_is_a_miss_and_what_follows_it_is_computed(tiered):
     assert rig.stats.tiers[0].damaged == 1
 
 
+def test_a_read_that_brought_no_block_counts_as_lost(tiered):
+    rig = tiered()
+    ask(rig, "again", LONG)
+    num_read = rig.core.pool.counts()["receiving"]
+    for _ in range(num_read):
+        rig.tiers.next_outcome = "damaged"
+        rig.tiers.copy(1)
+    finish(rig)
+    check_answer(rig, "again", LONG)
+    reads = rig.stats.tier_reads
+    assert (reads["lost"], reads["read"], reads["slow"]) == (1, 0, 0)
+    first = rig.tokens("again")[0].tier_read
+    assert (first.choice, first.num_tokens) == ("lost", 0)
+
+
 def test_a_tier_that_is_full_takes_no_more_and_is_still_read(tiered):
     rig = tiered()
     rig.tiers.full = {0}

@@ -248,16 +248,17 @@ class ReadAhead:
         load, estimate = reading.load, reading.estimate
         num_tokens = len(load.arrived) * self._block_size
         is_slow = 0.0 < estimate.compute < load.seconds
-        self.counts["slow" if is_slow else "read"] += 1
+        self.counts["lost" if not num_tokens else "slow" if is_slow else "read"] += 1
+        choice: Literal["read", "lost"] = "read" if num_tokens else "lost"
         first = next(iter(reading.requests))
-        self._note(first, estimate, choice="read", num_tokens=num_tokens, load=load)
+        self._note(first, estimate, choice=choice, num_tokens=num_tokens, load=load)
 
     def _note(
         self,
         request: EngineRequest,
         estimate: ReadEstimate,
         *,
-        choice: Literal["read", "compute"],
+        choice: Literal["read", "lost", "compute"],
         num_tokens: int = 0,
         load: Load | None = None,
     ) -> None:

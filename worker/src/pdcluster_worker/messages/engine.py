@@ -270,9 +270,10 @@ class EngineTotals(msgspec.Struct):
     batches: list[tuple[int, int, int, int]] = []
 
 
-TIER_READS = ("read", "slow", "computed", "given_up")
-"""Outcomes for prefixes that tiers have: read, read more slowly than computed, computed since that
-is expected to be faster, and computed since reading took too long.
+TIER_READS = ("read", "slow", "lost", "computed", "given_up")
+"""Outcomes for prefixes that tiers have: read, read more slowly than computed, computed since no
+block of them was whole or still there, since that is expected to be faster, and since reading took
+too long.
 """
 
 TIER_LOOKUPS = ("found", "absent", "late", "failed")

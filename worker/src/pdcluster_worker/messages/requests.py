@@ -133,7 +133,7 @@ class TierRead(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds of both are expected ones, 0 = not measured yet.
     """
 
-    choice: Literal["read", "compute"]
+    choice: Literal["read", "lost", "compute"]  # lost: no block was whole, or still there
     tiers: str = ""  # that it was read from, the first block's first
     num_tokens: int = 0  # that arrived
     seconds: float = 0.0  # for which the request waited for them

@@ -178,7 +178,8 @@ class Metrics:
     )
     kv_tier_reads = counter(
         "prefixes that tiers had; read: from there, slow: so, in more time than to compute them, "
-        "computed: since that was expected to be faster, given_up: since reading took too long",
+        "lost: no block was whole or still there, computed: since that was expected to be faster, "
+        "given_up: since reading took too long",
         "choice",
         first=TIER_READS,
     )
