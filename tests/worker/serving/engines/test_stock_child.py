@@ -214,7 +214,21 @@ async def test_a_model_that_makes_embeddings_serves_and_is_given_no_text(tmp_pat
             with pytest.raises(RequestError, match="makes embeddings, and generates no text"):
                 await asyncio.wait_for(outputs.get(), 10)
 
-    assert (ready.max_model_len, fake.calls.empty()) == (99, True)
+            assert fake.calls.empty()
+            child.client.stall("it makes no step")
+            child.client.ping()
+            probe = await asyncio.wait_for(fake.calls.get(), 10)
+
+    assert (ready.max_model_len, probe.body) == (99, {"model": "m", "input": [1]})
+
+
+async def test_an_engine_that_has_stalled_is_sent_a_prompt_of_one_token(tmp_path):
+    async with served(tmp_path) as (fake, child):
+        child.client.stall("it makes no step")
+        child.client.ping()
+        probe = await asyncio.wait_for(fake.calls.get(), 10)
+
+    assert probe.body["token_ids"] == [1]
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

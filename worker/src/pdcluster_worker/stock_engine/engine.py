@@ -14,7 +14,13 @@ from msgspec.structs import replace
 
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import EngineInput, EngineOutput, Received
-from pdcluster_worker.messages.requests import EPOCH_BYTES, PromptLogprob, RequestSpec, Token
+from pdcluster_worker.messages.requests import (
+    EPOCH_BYTES,
+    PromptLogprob,
+    RequestSpec,
+    SamplingParams,
+    Token,
+)
 from pdcluster_worker.stock_engine import generate_api, responses
 from pdcluster_worker.stock_engine.engine_api import VLLM_API, EngineApi
 from pdcluster_worker.stock_engine.engine_load import FETCH_SECONDS
@@ -60,6 +66,8 @@ class StockEngine:
         self._api = api
         self._requests: dict[str, StockRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._probe: asyncio.Task[None] | None = None
+        self._num_probes = 0
         reports.on_page = self._give_up
 
     def take(self, message: EngineInput) -> None:
@@ -84,10 +92,30 @@ class StockEngine:
                 self._emit([self._reports.cache.snapshot()])
             case messages.Ping():
                 self._reports.answer_ping()
+                self._probe_stalled()
                 return
             case _:
                 logger.warning("ignored a message kind=%s", type(message).__name__)
         self._reports.taken()
+
+    def _probe_stalled(self) -> None:
+        """Send one that has stalled a prompt of our own: vLLM shows no progress while idle."""
+        if self._reports.has_stalled() and self._probe is None:
+            self._probe = asyncio.create_task(self._run_probe())
+            self._tasks.add(self._probe)
+            self._probe.add_done_callback(self._tasks.discard)
+
+    async def _run_probe(self) -> None:
+        self._num_probes += 1
+        spec = RequestSpec(f"probe-{self._num_probes}", [1], SamplingParams(max_tokens=1, seed=0))
+        body = self._api.prompt_only(spec, self._model, attempt=1)
+        try:
+            await self._http.post(self._api.generate_path, body)
+            self._reports.load.num_steps += 1
+        except HttpFailedError as e:
+            logger.warning("the engine that stalled did not answer a probe reason=%s", e)
+        finally:
+            self._probe = None
 
     def close(self) -> None:
         """Abort every request without output."""

@@ -13,6 +13,7 @@ from pdcluster_worker.errors import (
     embeds_only,
     no_embeddings,
 )
+from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.stock_engine.http import HttpFailedError, StockClient
 from pdcluster_worker.stock_engine.responses import read_error
 
@@ -46,6 +47,11 @@ class _Usage(msgspec.Struct, frozen=True):
 
 class _Embedded(msgspec.Struct):
     usage: _Usage = _Usage()
+
+
+def to_embed(spec: RequestSpec, model: str, *, attempt: int) -> bytes:
+    """Request for a prompt's embedding.  attempt: not used, since vLLM makes its id."""
+    return msgspec.json.encode({"model": spec.adapter or model, "input": spec.prompt})
 
 
 def num_embedded(answer: bytes) -> int:

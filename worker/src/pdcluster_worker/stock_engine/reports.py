@@ -43,6 +43,8 @@ class Reports:
         self.cache = CacheEvents(first.block_size)
         self.fetches = Fetches()
         self.on_page: Callable[[], None] = lambda: None
+        # True from a stall until it recovers: to be idle is then no sign of progress.
+        self.has_stalled: Callable[[], bool] = lambda: False
         self.page = page
         self._rank = rank
         self._first = self._scrape = first
@@ -95,7 +97,8 @@ class Reports:
         self._is_pinged = self.page.is_silent
         if not self._is_pinged:
             is_to_step = self.load.is_to_step and not self._waits_for_kept
-            self._emit([Pong(self.load.num_steps, is_to_step or self._runs_forgotten)])
+            has_work = is_to_step or self._runs_forgotten or self.has_stalled()
+            self._emit([Pong(self.load.num_steps, has_work)])
 
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._first.block_size)
@@ -182,7 +185,8 @@ class Reports:
     def _progress(self, scrape: Scrape) -> None:
         """Count a step where the page has changed without a token."""
         made = self.load.generation_tokens
-        if self.load.has_work and made == self._tokens_then and scrape != self._scrape:
+        is_due = self.load.has_work or self.has_stalled()
+        if is_due and made == self._tokens_then and scrape != self._scrape:
             self.load.num_steps += 1
         self._tokens_then = made
 

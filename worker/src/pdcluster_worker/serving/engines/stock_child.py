@@ -23,6 +23,7 @@ from pdcluster_worker.stock_engine.command import Command
 from pdcluster_worker.stock_engine.engine import StockEngine
 from pdcluster_worker.stock_engine.engine_api import VLLM_API, EngineApi
 from pdcluster_worker.stock_engine.facts import StockFacts, read_facts
+from pdcluster_worker.stock_engine.front_end import EMBEDDINGS, to_embed
 from pdcluster_worker.stock_engine.http import HttpFailedError, StockClient
 from pdcluster_worker.stock_engine.metrics_page import StockMetrics
 from pdcluster_worker.stock_engine.reports import Reports
@@ -127,7 +128,12 @@ class StockServer:
     async def _serve(self) -> None:
         served = await self._served()
         if served[0].embeds:
-            self.api = replace(self.api, refusal=lambda _: (str(embeds_only()), "model"))
+            self.api = replace(
+                self.api,
+                refusal=lambda _: (str(embeds_only()), "model"),
+                generate_path=EMBEDDINGS,
+                prompt_only=to_embed,
+            )
         page = StockMetrics(
             self._clients[0],
             [facts.scrape for facts in served],
@@ -212,6 +218,7 @@ class StockChild(Child):
         model = self._config.model.name
         api = self._server.api
         engine = StockEngine(self.http, model, reports, client.deliver, trace=client.trace, api=api)
+        reports.has_stalled = lambda: client.stalled is not None
         self._reports, self._engine = reports, engine
         client.count_embeddings = reports.embedding
         client.deliver([facts.ready])
