@@ -102,9 +102,36 @@ def _attained(desired: DesiredState) -> Iterator[Check]:
     least, gate = spec.min_requests, inputs.gate
     if least is None or gate is None or gate.since is None or gate.state != "Baking":
         return
-    if bake_seconds_left(gate, spec, desired.now) is None:
+    if bake_seconds_left(gate, spec, desired.now) is not None:
+        return
+    if _prefills(desired, is_new=False) and not _prefills(desired, is_new=True):
+        text = f"revision {inputs.rollout_name} has no ready prefill worker, and the old one has"
+        yield Check("Unknown", f"{text}, so their latencies are not compared")
+    else:
         found = inputs.observed.attainment or Attainment()
         yield attainment_check(found, least, inputs.rollout_name, gate.since)
+
+
+def _prefills(desired: DesiredState, *, is_new: bool) -> bool:
+    """Return whether a prefill worker of the new revision, or of another one, is ready."""
+    return any(
+        state.ready
+        for state in desired.inputs.observed.workloads
+        if state.id.role == PREFILL and (state.id.revision == desired.inputs.target) == is_new
+    )
+
+
+def _moved(desired: DesiredState, check: Check | None) -> Iterator[Check]:
+    """Yield whether KV moves: not known without a pair of ready workers, where there should be
+    any.
+    """
+    inputs = desired.inputs
+    roles = {size.role for size in inputs.sizes if size.desired}
+    if check is not None:
+        yield check
+    elif checked_since(desired) and {PREFILL, "decode"} <= roles:
+        text = f"revision {inputs.target} has no ready prefill worker with a ready decode worker"
+        yield Check("Unknown", f"{words.KV_TRANSFER_VERIFIED}: {text}")
 
 
 def _facts(desired: DesiredState, check: Check | None) -> GateFacts:
@@ -117,6 +144,6 @@ def _facts(desired: DesiredState, check: Check | None) -> GateFacts:
         rolling.step.steps,
         0 if rolling.is_asleep else rolling.step.finished,
         rolling.origin,
-        checks=(*(() if check is None else (check,)), *_attained(desired)),
+        checks=(*_moved(desired, check), *_attained(desired)),
         stalled=None if rollout is None or rollout.rolled_back else rollout.stalled,
     )

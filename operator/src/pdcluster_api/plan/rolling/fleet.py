@@ -80,6 +80,7 @@ class RollingRole:
     old: tuple[OldWorkers, ...]
     surge: int  # workers beyond those that are desired
     unavailable: int  # workers that may be missing
+    has_gates: bool = False  # KV is to move between new workers after each step
 
     @property
     def desired(self) -> int:
@@ -130,8 +131,10 @@ class RollingRole:
         return max(self.surge, self.unavailable, 1)
 
     def goal(self, step: int, steps: int) -> int:
-        """New workers after so many steps; from the first one on a worker that answers."""
-        least = min(step, self.desired, self.name != PREFILL)
+        """New workers after so many steps; from the first one on a worker that answers, and one
+        that prefills for it where a gate asks whether KV moves.
+        """
+        least = min(step, self.desired, self.name != PREFILL or self.has_gates)
         return max(least, (2 * step * self.desired + steps) // (2 * steps))
 
 

@@ -86,12 +86,16 @@ class RollingPlan:
         return not any(role.desired for role in self.roles)
 
     @property
+    def _has_gates(self) -> bool:
+        """True if each step has a gate, which the way back has not."""
+        spec = self.inputs.cluster.spec
+        return spec.rollout.on_failure is not None and not is_rolled_back(spec)
+
+    @property
     def keeps_old(self) -> bool:
         """True if workloads of the old revision stay, without workers too, to go back to."""
-        spec, gate = self.inputs.cluster.spec, self.inputs.gate
-        if gate is None:  # none yet, or none on the way back
-            return spec.rollout.on_failure is not None and not is_rolled_back(spec)
-        return gate.is_open
+        gate = self.inputs.gate
+        return self._has_gates if gate is None else gate.is_open
 
     @cached_property
     def origin(self) -> Origin | str:
@@ -199,7 +203,7 @@ class RollingPlan:
                 for each in ending
             ),
         )
-        return RollingRole(name, pools, old, surge, unavailable)
+        return RollingRole(name, pools, old, surge, unavailable, self._has_gates)
 
     def _pool(self, key: tuple[str, str], desired: int) -> NewPool:
         size = next(each for each in self.inputs.sizes if each.key == key)

@@ -30,12 +30,19 @@ BUSY = "busy"
 
 
 def gated(
-    engine: int = 64, size: int = 2, *, of_role: dict[str, int] | None = None, **rollout: Any
+    engine: int = 64,
+    size: int = 2,
+    decode: int | None = None,
+    *,
+    of_role: dict[str, int] | None = None,
+    **rollout: Any,
 ) -> PDCluster:
-    """Rolling, two workers of each role; `rollout` has further fields of it, as in Python."""
+    """Rolling, two workers of each role, or `size` of both, or so many of decode; `rollout` has
+    further fields of it, as in Python.
+    """
     found = make_cluster(
         prefill=[pool(size)],
-        decode=[pool(size)],
+        decode=[pool(size if decode is None else decode)],
         engine=engine,
         strategy="Rolling",
         of_role=of_role,
