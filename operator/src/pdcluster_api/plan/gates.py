@@ -306,8 +306,9 @@ def attainment_check(found: Attainment, least: int, revision: str, since: str) -
     least: requests from which they count
     """
     if found.num_requests < least:
-        text = f"revision {revision} has answered fewer than {least} requests since {since}"
-        return Check("Unknown", text)
+        text = f"revision {revision} has answered fewer than {least} requests since "
+        counted = f"{found.counted_since}, when this operator began to count"
+        return Check("Unknown", text + (counted if found.counted_since else since))
     judged = [(_latency_status(each), each) for each in found.latencies]
     for status in ("False", "Unknown"):
         wrong = next((each for one, each in judged if one == status), None)

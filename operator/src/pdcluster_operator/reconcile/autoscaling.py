@@ -9,14 +9,15 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pdcluster_api.apiserver.kinds import PDCLUSTER, POD, SERVICE, Key
 from pdcluster_api.apiserver.observe import Live, ready_workers
-from pdcluster_api.plan.autoscale.attainment import attainment
+from pdcluster_api.plan.autoscale.attainment import GateTotals, attainment, first_round
 from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.autoscale.pools import flexible_pair
+from pdcluster_api.plan.autoscale.rules import GRACE_ROUNDS
 from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome
 from pdcluster_api.plan.cluster import requested_sizes
 from pdcluster_api.plan.flips import as_served, requested_flips
@@ -53,6 +54,15 @@ class Scaling:
 
 
 @dataclass
+class _GateCount:
+    """Latencies since a gate bakes.  counted_since: RFC 3339; empty = all of its time"""
+
+    gate: str  # when it began, RFC 3339
+    totals: GateTotals
+    counted_since: str = ""
+
+
+@dataclass
 class _Followed:
     cluster: PDCluster  # of the last reconcile
     observed: Observed
@@ -66,6 +76,7 @@ class _Followed:
     leaving: frozenset[str] = frozenset()
     # since when each pod has been unschedulable, by name
     unschedulable_since: dict[str, float] = field(default_factory=dict)
+    totals: _GateCount | None = None  # of the gate that bakes
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None  # that runs the rounds; None = not begun
 
@@ -111,20 +122,32 @@ class Autoscaling:
 
     def attainment(self, cluster: PDCluster, status: Mapping[str, Any]) -> Attainment | None:
         """Latencies since the gate of a roll out bakes; None = it asks for none."""
-        gate = read_gate(status)
-        least = cluster.spec.rollout.min_requests
-        if least is None or gate is None or gate.state != BAKING or gate.since is None:
+        since = _counted_gate(cluster, status)
+        if since is None:
             return None
+        if self._state is None:
+            return Attainment()
         declared = DeclaredRevision.of(cluster.spec)
         names = {
             declared.workload(cluster.metadata.name, role, pool.name).name
             for role, spec in cluster.spec.roles.computing().items()
             for pool in spec.pools
         }
-        pools = {} if self.windows is None else self.windows.pools()
-        age = self.shared.now() - datetime.fromisoformat(gate.since)
-        since = self.shared.clock() - age.total_seconds()
-        return attainment(cluster.spec.autoscale, names, pools, since)
+        found = self._counted(self._state, since)
+        return attainment(cluster.spec.autoscale, names, found.totals, found.counted_since)
+
+    def _counted(self, state: _Followed, gate: str) -> _GateCount:
+        """With the newest rounds, which are kept for so many rounds alone."""
+        pools, found = state.windows.pools(), state.totals
+        if found is None or found.gate != gate:
+            now, wall = self.shared.clock(), self.shared.now()
+            age = (wall - datetime.fromisoformat(gate)).total_seconds()
+            missed = (first_round(pools) or now) - (now - age)
+            late = datetime.fromisoformat(gate) + timedelta(seconds=missed)
+            is_late = missed > GRACE_ROUNDS * state.cluster.spec.autoscale.interval_seconds
+            found = _GateCount(gate, GateTotals(now - age), _text(late) if is_late else "")
+        state.totals = replace(found, totals=found.totals.with_rounds(pools))
+        return state.totals
 
     def stop(self) -> asyncio.Task[None] | None:
         """Forget all: the PDCluster is gone, refused, or no longer scaled by metrics.  Returns its
@@ -170,6 +193,9 @@ class Autoscaling:
         body = self.shared.cache.get(PDCLUSTER.name, *self.key)
         if body is None:
             return
+        gate = _counted_gate(state.cluster, body.get("status", {}))
+        if gate is not None:
+            self._counted(state, gate)
         # As the last reconcile has left it.
         observed = replace(state.observed, status=body.get("status", {}))
         clock = Clock(self.shared.clock(), self.shared.now())
@@ -207,6 +233,18 @@ class Autoscaling:
             for workload, pod in workers
             if pod["status"].get("podIP")
         ]
+
+
+def _counted_gate(cluster: PDCluster, status: Mapping[str, Any]) -> str | None:
+    """Begin of the gate that bakes and counts requests, RFC 3339; None = there is none."""
+    gate = read_gate(status)
+    if cluster.spec.rollout.min_requests is None or gate is None or gate.state != BAKING:
+        return None
+    return gate.since
+
+
+def _text(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _served(state: _Followed) -> Mapping[str, PoolKey]:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.apiserver.observe import Live, observe
+from pdcluster_api.plan.gates import Gate, gate_field
 from pdcluster_api.plan.observed.state import Observed
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile import autoscaling
@@ -22,6 +23,7 @@ from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.labels import REVISION, workload_labels
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
+from pdcluster_schema.rollout import RolloutSpec
 from pdcluster_schema.workload import WorkloadId
 from tests.operator.bodies import NAME, NAMESPACE, child, cluster
 from tests.operator.pdcluster_api.plan.clusters import ETCD_READY, make_cluster
@@ -363,3 +365,23 @@ async def test_routers_of_a_cluster_that_sleeps_are_asked_more_often_than_the_in
     follow(scene, sleeper)
     seen = len(server.requests)
     await scene.until(lambda: len(server.requests) >= seen + 5)
+
+
+async def test_requests_at_a_gate_are_counted_from_its_begin_or_from_the_first_round(
+    scene: Scene,
+) -> None:
+    rollout = RolloutSpec(strategy="Rolling", on_failure="Pause", min_requests=200)
+    gated = WORKED.model_copy(update={"spec": WORKED.spec.model_copy(update={"rollout": rollout})})
+    scene.put(worker("decode", scene.revision))
+    follow(scene, gated)
+    await scene.until(lambda: any(each.pools() for each in scene.windows()))
+
+    def counted_since(since: datetime) -> str:
+        gate = Gate("b", state="Baking", since=since.isoformat())
+        found = scene.autoscaling.attainment(gated, gate_field(gate))
+        assert found is not None
+        return found.counted_since
+
+    assert counted_since(NOW) == ""
+    assert counted_since(NOW - timedelta(hours=2)) >= "2026-01-01T23:59:00Z"
+    assert scene.autoscaling.attainment(gated, {}) is None

@@ -107,6 +107,8 @@ class Attainment:
 
     num_requests: int = 0  # of the new one
     latencies: tuple[RevisionLatency, ...] = ()
+    # RFC 3339, from which they are counted where that is not the begin of the gate's time
+    counted_since: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pdcluster_api.plan.gates import read_gate
 from pdcluster_api.plan.observed.state import Attainment, RevisionLatency
 from pdcluster_schema import conditions as words
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.revision import revision_of
+from pdcluster_schema.revision import at_revision, revision_of, template_name
 from tests.operator.pdcluster_api.plan.clusters import condition_of
 from tests.operator.pdcluster_api.plan.rollout.gated_cluster import BUSY, GatedCluster, gated
 from tests.operator.pdcluster_api.plan.simulated import assert_as_declared
@@ -100,6 +100,78 @@ def test_damaged_kv_brings_the_old_workers_back_and_is_not_tried_again(fault: st
     existing.walk(other)
     assert_as_declared(existing, other)
     assert existing.condition(words.ROLLED_BACK) == ("", "")
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 3), (1, 4), (2, 6), (4, 12)])
+def test_a_prefill_worker_comes_with_the_first_step(prefill: int, decode: int):
+    existing, new = GatedCluster(), gated(65, prefill, decode, **BACK)
+    existing.walk(gated(64, prefill, decode))
+    good = deepcopy(existing)
+    existing.faults = {B: "damaged"}
+    most = dict.fromkeys(WHOLE, 0)
+    for plan in existing.walk(new):
+        for each in plan.workloads:
+            if each.id.revision == B:
+                most[each.id.role] = max(most[each.id.role], each.replicas)
+    assert most == {"prefill": 1, "decode": 1}
+    assert existing.condition(words.ROLLED_BACK) == ("True", words.GATE_FAILED)
+
+    good.step_seconds = 60
+    for plan in good.walk(new):
+        sizes = dict.fromkeys(WHOLE, 0)
+        for each in plan.workloads:
+            sizes[each.id.role] += each.replicas
+        assert prefill <= sizes["prefill"] <= prefill + 1
+        assert decode <= sizes["decode"] <= decode + 1
+    assert_as_declared(good, new)
+
+
+def test_a_role_of_which_no_pair_is_ready_does_not_pass():
+    existing, changed = begun(), gated(of_role={"decode": 32}, **PAUSE)
+    template = template_name(changed.spec, "decode", A)
+    new = at_revision(changed, A, {"decode": template})
+    until(existing, new, ("Baking", 0))
+    prefill = next(each for each in existing.pods if each.role == "prefill")
+    existing.broken.add(A)
+    existing.ended = {}
+    for _ in range(2):
+        existing.lose_readiness(prefill)
+
+    existing.walk(new)
+
+    assert existing.gate == ("Baking", 0)
+    lacks = f"revision {A} has no ready prefill worker with a ready decode worker"
+    assert lacks in message(existing)
+    existing.broken.clear()
+    existing.walk(new)
+    assert existing.condition("Ready")[0] == "True"
+
+
+def test_latencies_of_a_revision_that_prefills_by_decode_workers_are_not_compared():
+    existing, new = begun(), gated(65, **BACK, min_requests=100)
+    existing.attainment = SLOW
+    existing.scale(("prefill", "cpu"), 0)
+
+    existing.walk(new)
+
+    assert existing.gate == ("Baking", 0)
+    lacks = f"revision {B} has no ready prefill worker, and the old one has, so their latencies"
+    assert lacks in message(existing)
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_a_first_prefill_worker_comes_within_the_budget(room: int):
+    fields = BACK if room else {**BACK, "max_surge": 0, "max_unavailable": 1}
+    existing, new = GatedCluster(), gated(65, 1, 3, **fields)
+    existing.walk(gated(64, 1, 3))
+    budget = new.spec.autoscale.budget.model_copy(update={"total": 4 + room})
+    autoscale = new.spec.autoscale.model_copy(update={"budget": budget})
+    new = new.model_copy(update={"spec": new.spec.model_copy(update={"autoscale": autoscale})})
+    existing.step_seconds = 60
+
+    for plan in existing.walk(new):
+        assert sum(each.replicas for each in plan.workloads) <= 4 + room
+    assert_as_declared(existing, new)
 
 
 @pytest.mark.parametrize("fault", ["transfer_failed", "not_connected"])
@@ -578,6 +650,10 @@ def test_a_slow_revision_pauses_when_its_time_is_over_and_not_before():
     [
         (None, f"revision {B} has answered fewer than 100 requests since "),
         (latency(2.5, 0.8, 99), f"revision {B} has answered fewer than 100 requests since "),
+        (
+            replace(latency(2.5, 0.8, 99), counted_since="2026-01-02T03:00:00Z"),
+            "requests since 2026-01-02T03:00:00Z, when this operator began to count",
+        ),
         (latency(None, 0.8), f"too few samples of time_to_first_token_seconds_p90 of revision {B}"),
         (latency(2.5, None), "the old one has too few requests in the same time to compare with"),
     ],
