@@ -81,9 +81,9 @@ def check_file(path: Path) -> Iterator[str]:
     """Every problem of one file, as a line that starts with file:line."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
-        tree = ast.parse(text)
-        prose = [*_comments(text), *_strings(tree), *_test_names(tree)]
-        found = [*_private_words(prose), *_openings(tree)]
+        nodes = list(ast.walk(ast.parse(text)))
+        prose = [*_comments(text), *_strings(nodes), *_test_names(nodes)]
+        found = [*_private_words(prose), *_openings(nodes)]
     else:
         prose = [(1, _CODE.sub(lambda code: "x" * len(code.group()), text))]
         found = [*_private_words(prose), *_descriptions(text)]
@@ -107,30 +107,30 @@ def _private_words(prose: list[tuple[int, str]]) -> Iterator[tuple[int, str]]:
 
 
 def _comments(text: str) -> Iterator[tuple[int, str]]:
-    if "#" in text:
+    if "#" in text and _PRIVATE.search(text):
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.COMMENT:
                 yield token.start[0], token.string
 
 
-def _strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def _strings(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Strings of more than one word; a single one is a name or a value."""
-    for node in ast.walk(tree):
+    for node in nodes:
         value = node.value if isinstance(node, ast.Constant) else None
         if isinstance(value, str) and isinstance(node, ast.Constant) and " " in value.strip():
             yield node.lineno, value
 
 
-def _test_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def _test_names(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Names of tests as sentences."""
-    for node in ast.walk(tree):
+    for node in nodes:
         is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if is_function and node.name.startswith("test_"):
             yield node.lineno, node.name.replace("_", " ")
 
 
-def _openings(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+def _openings(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in nodes:
         if isinstance(node, _OWNERS):
             for before, statement in zip([None, *node.body], node.body, strict=False):
                 is_of_name = isinstance(before, ast.Assign | ast.AnnAssign)

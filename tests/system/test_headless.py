@@ -17,7 +17,7 @@ from tests.system.waiting import wait_for
 from tests.system.worker_process import WorkerProcess
 
 MAX_TOKENS = 12
-STREAMED = 1500
+STREAMED = 400
 END_SECONDS = 90.0
 
 

@@ -10,7 +10,8 @@ import pytest
 from tests.system.cluster import Cluster, NewCluster
 from tests.system.worker_process import WorkerProcess
 
-LONG = 1500  # tokens
+LONG = 1500  # tokens: more than the seconds that a worker has left
+MOVED = 600
 TEXT = "this worker was stopped, and has no time left for this answer: send it again"
 
 
@@ -52,7 +53,7 @@ def test_streams_of_other_workers_clients_move_and_own_ones_end_with_an_error(
 ):
     router, prompt = spot.router, prompts(100)
     before = router.metrics()
-    with router.client.stream(prompt, max_tokens=LONG) as moves:
+    with router.client.stream(prompt, max_tokens=MOVED) as moves:
         moves.read_tokens(2)
         (goes,) = (d for d in spot.decodes if d.metrics().value("num_requests_running") > 0)
         with goes.client.stream(prompts(50), "local", max_tokens=LONG) as stays:
@@ -69,7 +70,7 @@ def test_streams_of_other_workers_clients_move_and_own_ones_end_with_an_error(
         False,
         {"message": TEXT, "type": "server_error", "param": None, "code": "draining"},
     )
-    assert (moves.done, moves.error, len(tokens)) == (True, None, LONG)
+    assert (moves.done, moves.error, len(tokens)) == (True, None, MOVED)
     reference.check(prompt, tokens[:200])
     assert spot.cluster.record(goes.name) is None
 
@@ -106,7 +107,7 @@ def test_a_request_that_runs_for_another_workers_client_goes_on_when_its_worker_
     """It is lost to its router, and computed again."""
     router, prompt = spot.router, prompts(60)
     router.take_policy({"moving": {"maxMoves": 1}})
-    with router.client.stream(prompt, max_tokens=600) as stream:
+    with router.client.stream(prompt, max_tokens=200) as stream:
         stream.read_tokens(2)
         (goes,) = (d for d in spot.decodes if d.metrics().value("num_requests_running") > 0)
         with goes.engine_stopped():  # it cannot hand over
@@ -117,5 +118,5 @@ def test_a_request_that_runs_for_another_workers_client_goes_on_when_its_worker_
     spot.cluster.command(goes.name, drain=False)
     router.take_policy({})
 
-    assert (stream.done, len(tokens)) == (True, 600)
+    assert (stream.done, len(tokens)) == (True, 200)
     reference.check(prompt, tokens[:200])

@@ -112,7 +112,7 @@ def test_the_smaller_model_answers_while_the_large_one_is_full(
 
     with ThreadPoolExecutor(8) as clients:  # one runs, three wait, one is refused
         long = [
-            clients.submit(ask, large, "large", max_tokens=1200, ignore_eos=True) for _ in range(5)
+            clients.submit(ask, large, "large", max_tokens=600, ignore_eos=True) for _ in range(5)
         ]
         wait_for(lambda: any(each.done() for each in long), 60, "the queue is full")
         low = ask_low(large)

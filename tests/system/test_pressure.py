@@ -73,11 +73,11 @@ def test_requests_beyond_the_pool_wait_and_all_finish(tight, prompts, reference,
         ThreadPoolExecutor(len(cases)) as pool,
     ):
         answers = list(
-            pool.map(lambda case: tight.decode.client.complete(*case, max_tokens=200), cases)
+            pool.map(lambda case: tight.decode.client.complete(*case, max_tokens=100), cases)
         )
 
     for (prompt, place), answer in zip(cases, answers, strict=True):
-        assert (answer.prefill, len(answer.tokens)) == (place, 200)
+        assert (answer.prefill, len(answer.tokens)) == (place, 100)
         reference.check(prompt, answer.tokens[:40])
     assert watcher.highest["num_requests_waiting"] > 0  # for blocks here, also with a credit
 
@@ -85,18 +85,18 @@ def test_requests_beyond_the_pool_wait_and_all_finish(tight, prompts, reference,
 @pytest.mark.parametrize("place", ["local", "remote"])
 # T6
 def test_preempted_requests_come_out_right(tight, prompts, reference, place):
-    # Six times 30 tokens fit; six times 330 do not.
+    # Six times 30 tokens fit; six times 180 do not.
     cases = [prompts(30) for _ in range(6)]
     before = tight.decode.metrics()
     with ThreadPoolExecutor(len(cases)) as pool:
         answers = list(
             pool.map(
-                lambda prompt: tight.decode.client.complete(prompt, place, max_tokens=300), cases
+                lambda prompt: tight.decode.client.complete(prompt, place, max_tokens=150), cases
             )
         )
 
     for prompt, answer in zip(cases, answers, strict=True):
-        assert (answer.prefill, len(answer.tokens)) == (place, 300)
+        assert (answer.prefill, len(answer.tokens)) == (place, 150)
         reference.check(prompt, answer.tokens)
     assert tight.decode.growth(before, "preemptions_total") > 0
 
@@ -104,7 +104,7 @@ def test_preempted_requests_come_out_right(tight, prompts, reference, place):
 def test_preempted_seeded_requests_equal_undisturbed_ones(tight, pair, prompts, reference):
     cases = [prompts(30) for _ in range(6)]
     sampling = SamplingParams(
-        max_tokens=300,
+        max_tokens=150,
         seed=7,
         temperature=0.8,
         frequency_penalty=0.4,

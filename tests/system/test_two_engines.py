@@ -18,7 +18,7 @@ from tests.system.worker_process import WorkerProcess
 TWO = {"dataParallelSize": 2, "threads": 2}
 LENGTHS = (1, 15, 16, 17, 33, 64, 100, 200, 300, 320)
 MAX_TOKENS = 12
-STREAMED = 1500  # long enough to kill an engine in the middle
+STREAMED = 400  # long enough to kill an engine in the middle
 
 
 @pytest.fixture(scope="module")
