@@ -133,7 +133,7 @@ def test_request_that_could_never_fit_is_refused_at_once(tight, prompts):
 
 def test_requests_beyond_the_queue_bound_get_a_retry_after(slow, prompts):
     def num_refused() -> int:
-        requests = [body(prompts(1500), "local", max_tokens=1) for _ in range(2)]
+        requests = [body(prompts(400), "local", max_tokens=1) for _ in range(2)]
         with ThreadPoolExecutor(2) as pool:
             replies = list(pool.map(slow.decode.client.post, requests))
         refused = [
