@@ -113,7 +113,7 @@ def test_ci_gives_each_part_of_tests_its_time(tmp_path: Path) -> None:
     _, lines = run_ci(tmp_path, test=line.format(CLOSING), apiserver=line.format(APISERVER))
 
     minutes = [(int(each) - begin) // 60 for each in (lines[0], lines[2])]
-    assert minutes == [45, 60]
+    assert minutes == [40, 62]
 
 
 @pytest.mark.parametrize(("left_seconds", "closing"), [(60, "1 passed"), (-1, "1 skipped")])
