@@ -23,6 +23,7 @@ from pdcluster_api.manifests.objects import (
     field_variables,
     headless,
     http_probe,
+    node_tolerations,
     pod_base,
 )
 from pdcluster_schema.labels import ETCD, cluster_labels
@@ -36,7 +37,6 @@ MIN_QUOTA_MIB = 128  # what is never compacted away shows early
 QUOTA_KIB_OF_WORKER = 64
 LOGS_MIB = 192  # two write-ahead logs of 64 MB each, and a snapshot
 PROCESS_MIB = 192
-TOLERATION_SECONDS = 30  # of a lost node, where Kubernetes gives 300 by default
 CPU_LIMIT = "1"  # a quota may ask every container for one; far above what leases of a cell take
 _VOLUME = "data"
 _HASH_LENGTH = 8
@@ -154,7 +154,8 @@ def _pod(cluster: PDCluster, owner: Owner, site: RenderSettings) -> Manifest:
     if etcd.storage is None:
         # Not on the node's disk: after the node's restart it would find a log that was cut off, in
         # memory it starts afresh.
-        spec["tolerations"] = [_toleration(taint) for taint in ("not-ready", "unreachable")]
+        # Short, since nothing is lost with the pod: workers register again in the next one.
+        spec["tolerations"] = node_tolerations()
         spec["volumes"] = [
             {"name": _VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": f"{sizes.volume}Mi"}}
         ]
@@ -231,14 +232,4 @@ def _places(etcd: EtcdSpec, owner: Owner, site: RenderSettings) -> dict[str, str
         "advertise-client-urls": f"http://{client}:{ETCD_CLIENT_PORT}",
         "initial-advertise-peer-urls": f"http://{peer}:{ETCD_PEER_PORT}",
         "initial-cluster": members,
-    }
-
-
-def _toleration(taint: str) -> Manifest:
-    """Short, since nothing is lost with the pod: workers register again in the next one."""
-    return {
-        "key": f"node.kubernetes.io/{taint}",
-        "operator": "Exists",
-        "effect": "NoExecute",
-        "tolerationSeconds": TOLERATION_SECONDS,
     }

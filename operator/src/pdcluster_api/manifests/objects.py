@@ -23,6 +23,7 @@ Manifest = dict[str, Any]
 
 OWNER_API_VERSION = "pdcluster.io/v1alpha1"
 ETCD_CLIENT_PORT, ETCD_PEER_PORT = 2379, 2380
+TOLERATION_SECONDS = 30  # of a lost node, where Kubernetes gives 300 by default
 USER = 65532  # the images' own user; neither workers nor etcd ever run as root
 
 # Folders of a worker pod's files
@@ -179,6 +180,19 @@ def pod_base(cluster: str, grace_seconds: int, selector: Mapping[str, str]) -> M
             }
         ],
     }
+
+
+def node_tolerations() -> list[Manifest]:
+    """For how long a pod stays on a node that no longer answers."""
+    return [
+        {
+            "key": f"node.kubernetes.io/{taint}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": TOLERATION_SECONDS,
+        }
+        for taint in ("not-ready", "unreachable")
+    ]
 
 
 def container_security() -> Manifest:

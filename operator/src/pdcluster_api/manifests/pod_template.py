@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from pdcluster_api.manifests.objects import Manifest
+from pdcluster_api.manifests.objects import Manifest, node_tolerations
 from pdcluster_api.manifests.vllm import ENGINE_CONTAINER
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.labels import CLUSTER, REVISION, WORKER
@@ -64,6 +64,22 @@ def with_accelerator(spec: Manifest, accelerator: AcceleratorSpec) -> Manifest:
             _add_expressions(term, _expressions(accelerator))
         kept["affinity"] = affinity
     return kept
+
+
+def with_node_tolerations(spec: Manifest) -> Manifest:
+    """A pod's spec with ours for a node that is lost, as far as the user's template has none."""
+    given = spec.get("tolerations") or []
+    if not isinstance(given, list):
+        return spec
+    ours = [each for each in node_tolerations() if not any(_covers(each, one) for one in given)]
+    return {**spec, "tolerations": [*given, *ours]}
+
+
+def _covers(ours: Manifest, given: Any) -> bool:
+    """As the API server sees it, which adds a toleration of 300 s where there is none."""
+    return isinstance(given, dict) and all(
+        given.get(field) in (None, "", ours[field]) for field in ("key", "effect")
+    )
 
 
 def _add_expressions(term: Any, expressions: list[Manifest]) -> None:

@@ -29,7 +29,12 @@ from pdcluster_api.manifests.objects import (
     pod_base,
     workload_selector,
 )
-from pdcluster_api.manifests.pod_template import placement_of, with_accelerator, with_templates
+from pdcluster_api.manifests.pod_template import (
+    placement_of,
+    with_accelerator,
+    with_node_tolerations,
+    with_templates,
+)
 from pdcluster_api.manifests.stock import stock_command, stock_environment
 from pdcluster_api.manifests.vllm import IN_CONTAINER, engine_container, engine_volumes
 from pdcluster_api.manifests.vllm_connectors import shared_memory
@@ -82,12 +87,11 @@ def worker_pod(
     metadata = merged.get("metadata", {})
     others = metadata.get("labels")  # anything but a map cannot be kept
     marks = {**(others if isinstance(others, dict) else {}), **labels}
+    spec = with_accelerator(merged.get("spec", {}), cluster.spec.accelerator_of(pool))
     template = {
         **merged,
         "metadata": {**metadata, "labels": marks},
-        "spec": _with_grace(
-            with_accelerator(merged.get("spec", {}), cluster.spec.accelerator_of(pool))
-        ),
+        "spec": _with_grace(with_node_tolerations(spec)),
     }
     num_pods = cluster.spec.pods_per_replica(workload.role, pool)
     if num_pods == 1:

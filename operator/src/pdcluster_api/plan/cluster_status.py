@@ -136,7 +136,7 @@ def _inputs(desired: DesiredState, views: tuple[RoleView, ...]) -> StatusInputs:
         changing=frozenset(
             view.name for view in views if view.name in inputs.replaced_roles and not view.is_ready
         ),
-        lost=inputs.ending.lost,
+        lost=inputs.ending.stuck,
         step=None if desired.rolling is None else desired.rolling.message,
         at_zero=_at_zero(inputs),
     )

@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TypeVar
 
 from pdcluster_api.apiserver.client import ApiClient
@@ -121,6 +122,7 @@ async def observe_cluster(
     change: int,
     *,
     cache: Cache,
+    lost_nodes: Mapping[str, str] = MappingProxyType({}),
 ) -> Observation:
     """Read everything.  change: number of the cache's last one, before `live` was read from it
     Raises UnavailableError and InvalidObjectError.
@@ -144,6 +146,7 @@ async def observe_cluster(
         failures=session.failures,
         verifications=session.verification.observed(),
         others=_others(cache, session.others),
+        lost_nodes=lost_nodes,
     )
     session.etcd.follow(target, is_tracked=cluster.spec.roles.prefill is not None)
     records = session.etcd.last(target, observed.workloads, is_up=discovery_answers(discovery))

@@ -72,9 +72,10 @@ class Reconciler:
                 self._forget(key)
                 return Done()
             session = self._session(live)
+            nodes = await self.lost_pods.nodes(live)
             try:
                 found = await observe_cluster(
-                    self.applier.client, live, self.parsed, session, change, cache=cache
+                    *(client, live, self.parsed, session, change), cache=cache, lost_nodes=nodes
                 )
             except InvalidObjectError as e:
                 return await self._report_invalid(live, session, e)

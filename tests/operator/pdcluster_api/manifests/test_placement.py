@@ -78,6 +78,33 @@ def test_tolerations_of_a_template_are_added_to_the_accelerators(
     ] == [*(given or []), *ours]
 
 
+def tolerations(*given: dict[str, Any]) -> list[dict[str, Any]]:
+    change = [at("spec.podTemplate", {"spec": {"tolerations": list(given)}})] if given else []
+    found: list[dict[str, Any]] = pod_of(*change)["spec"]["tolerations"]
+    return found
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "router"])
+def test_workers_leave_a_lost_node_after_half_a_minute(role: str) -> None:
+    routers = [at("spec.roles.router", {"pools": [{"name": "cpu", "replicas": 1}]})] if role == "router" else []
+    found = pod_of(*routers, role=role)["spec"]["tolerations"]
+
+    assert {(each["key"], each["effect"], each["tolerationSeconds"]) for each in found} == {
+        ("node.kubernetes.io/not-ready", "NoExecute", 30),
+        ("node.kubernetes.io/unreachable", "NoExecute", 30),
+    }
+
+
+def test_a_time_on_a_lost_node_in_the_template_is_the_users() -> None:
+    own = {**tolerations()[1], "tolerationSeconds": 600}
+    every = {"operator": "Exists"}
+
+    assert tolerations(own) == [own, tolerations()[0]]
+    assert tolerations(every) == [every]
+    assert tolerations({**every, "effect": "NoSchedule"})[1:] == tolerations()
+    assert tolerations({**every, "key": "mine"})[1:] == tolerations()
+
+
 def test_template_that_names_the_accelerators_toleration_gets_it_once() -> None:
     ours = pod_of(GPU)["spec"]["tolerations"]
 

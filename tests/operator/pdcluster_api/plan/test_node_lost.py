@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.plan.observed.pools import ENDING_SECONDS
+from pdcluster_api.plan.observed.pools import ENDING_SECONDS, ending_of
 from pdcluster_api.plan.observed.state import DiscoveryState, EndingPod, Observed, PodState, Problem
 from pdcluster_schema import conditions as words
 from pdcluster_schema.pdcluster import PDCluster
@@ -96,6 +96,24 @@ def test_a_worker_on_a_lost_node_stalls_the_cluster_with_the_command_to_run() ->
     assert f"`{TAINT}`, or `kubectl delete pod {DECODE.name}-0 --force`" in message
     assert "still ending" not in message
     assert shown(after, words.READY)[1] == shown(after, words.STALLED)[1] == words.NODE_LOST
+
+
+@pytest.mark.parametrize(("seconds", "is_lost"), [(30.0, False), (ENDING_SECONDS, True)])
+def test_a_pod_of_a_node_that_is_known_to_be_lost_waits_for_no_grace_period(
+    seconds: float, is_lost: bool
+) -> None:
+    pods = (ending(0, -300.0), ending(1, -300.0, node="n2"))
+    states = [workload(PREFILL, 1), workload(DECODE, 2, 0, pods=pods)]
+    observed = running(CLUSTER, workloads=states, lost_nodes={"n1": late(seconds)})
+
+    found, plan = ending_of(observed, NOW), plan_of(CLUSTER, observed)
+
+    assert found.lost == ({f"{DECODE.name}-0"} if is_lost else set())
+    assert found.next_seconds == (360.0 if is_lost else 30.0)
+    _, reason, message = shown(plan, words.DECODE_READY)
+    assert reason == words.NODE_LOST
+    assert f"pod {DECODE.name}-0 on node n1 has not ended" in message
+    assert f"{DECODE.name}-1 on node n2 is still ending" in message
 
 
 def test_lost_pods_are_counted_and_a_worse_problem_comes_first() -> None:

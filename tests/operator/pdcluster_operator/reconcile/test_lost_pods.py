@@ -14,6 +14,7 @@ from pdcluster_operator.reconcile.lost_pods import CHECK_SECONDS, Deleted, LostP
 from pdcluster_schema import conditions
 
 Body = dict[str, Any]
+TAINTED = "2026-01-02T03:04:05Z"
 UNREACHABLE, NOT_READY = "node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"
 
 
@@ -22,11 +23,13 @@ class OneNode:
 
     def __init__(self, taint: str | None, error: ClusterError | None = None) -> None:
         self.deleted: list[Mapping[str, Any]] = []
+        self.looks = 0
         self._taint, self._error = taint, error
 
     async def find(self, kind: Kind, namespace: str, name: str) -> Body | None:
         assert (kind.path(namespace, name), name) == (f"/api/v1/nodes/{name}", "n1")
-        taints = [{"key": self._taint, "effect": "NoExecute"}]
+        self.looks += 1
+        taints = [{"key": self._taint, "effect": "NoExecute", "timeAdded": TAINTED}]
         return {"spec": {"taints": taints}} if self._taint else None
 
     async def delete(self, kind: Kind, namespace: str, name: str, **options: object) -> None:
@@ -83,7 +86,7 @@ def test_without_the_setting_nothing_is_read_or_deleted():
 def test_a_pod_without_a_node_goes_as_no_kubelet_holds_it():
     api = OneNode(NOT_READY)
     (event,) = deleted(api, pod("lost-0", node=None)).events
-    assert "pod lost-0 should have ended, and it is on no node: deleted" in event.message
+    assert "pod lost-0 has not ended, and it is on no node: deleted" in event.message
     assert [each["pod"] for each in api.deleted] == ["default/lost-0"]
 
 
@@ -101,3 +104,43 @@ def test_a_refusal_is_reported_with_the_way_out_and_the_next_pod_still_tried():
 def test_an_api_server_that_is_away_ends_the_reconcile():
     with pytest.raises(UnavailableError):
         deleted(OneNode(UNREACHABLE, UnavailableError("no answer")), pod("lost-0"))
+
+
+def ending(name: str, **metadata: object) -> Body:
+    found = pod(name)
+    found["metadata"] |= {"deletionTimestamp": "2026-01-02T03:10:00Z", **metadata}
+    return found
+
+
+def nodes(api: OneNode, *bodies: Body, may_delete: bool = True) -> Mapping[str, str]:
+    live = Live({"metadata": {"name": "chat", "namespace": "default", "uid": "u"}}, bodies)
+    lost = LostPods(cast("ApiClient", api), may_delete, clock=lambda: 0.0)
+    first, again = (asyncio.run(lost.nodes(live)) for _ in range(2))
+    assert first == again
+    return first
+
+
+def test_nodes_of_pods_that_end_are_looked_at_once_in_a_while() -> None:
+    api = OneNode(UNREACHABLE)
+    assert nodes(api, ending("a"), ending("b"), pod("c")) == {"n1": TAINTED}
+    assert api.looks == 1
+    assert nodes(OneNode(NOT_READY), ending("a")) == {}
+    assert nodes(OneNode(None), ending("a")) == {}  # Kubernetes deletes its pods itself
+
+
+@pytest.mark.parametrize(
+    ("body", "may_delete"),
+    [
+        (pod("a"), True),
+        (ending("a", deletionGracePeriodSeconds=0), True),
+        (ending("a"), False),
+    ],
+    ids=["it does not end", "it was deleted", "not allowed"],
+)
+def test_no_other_nodes_are_looked_at(body: Body, may_delete: bool) -> None:
+    api = OneNode(UNREACHABLE)
+    assert (nodes(api, body, may_delete=may_delete), api.looks) == ({}, 0)
+
+
+def test_while_a_pod_ends_its_node_is_looked_at_again() -> None:
+    assert deleted(OneNode(NOT_READY), ending("whole-0")).requeue_after_seconds == CHECK_SECONDS

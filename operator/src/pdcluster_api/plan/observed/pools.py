@@ -2,6 +2,7 @@
 `shown` that of the serving one.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -248,8 +249,10 @@ ENDING_SECONDS = 60.0  # Time beyond its grace period in which a pod ends, as it
 class Ending:
     """Terminating pods of a cluster, those of its etcd among them."""
 
-    # names of those that should have been gone for `ENDING_SECONDS`
+    # names of those that should have been gone, or whose node is lost, for `ENDING_SECONDS`
     lost: frozenset[str] = frozenset()
+    # names of the same, and of those whose node has just been lost
+    stuck: frozenset[str] = frozenset()
     next_seconds: float | None = None  # until another one is lost; None = none can be
 
 
@@ -259,10 +262,12 @@ def ending_of(observed: Observed, now: str | None) -> Ending:
         return Ending()
     workers = (pod for state in observed.workloads for pod in state.pods if pod.terminating)
     pods = (*(pod.ending for pod in workers), *observed.discovery.ending)
-    lefts = {pod.name: _seconds_left(pod.since, now) for pod in pods if pod.since is not None}
+    lefts = {pod.name: _seconds_left(pod, observed.lost_nodes, now) for pod in pods}
+    lost = frozenset(name for name, left in lefts.items() if left <= 0)
     return Ending(
-        frozenset(name for name, left in lefts.items() if left <= 0),
-        min((left for left in lefts.values() if left > 0), default=None),
+        lost,
+        lost.union(pod.name for pod in pods if pod.node in observed.lost_nodes),
+        min((left for left in lefts.values() if 0 < left < math.inf), default=None),
     )
 
 
@@ -278,11 +283,15 @@ def node_lost(pods: Iterable[EndingPod]) -> Problem | None:
     more = f" (and {len(others)} more)" if others else ""
     return Problem(
         NODE_LOST,
-        f"{first}{more} should have ended and has not: its node is lost, or cannot end it; once "
+        f"{first}{more} has not ended: its node is lost, or cannot end it; once "
         f"the node is certainly off, {fix}",
     )
 
 
-def _seconds_left(since: str, now: str) -> float:
-    late = datetime.fromisoformat(now) - datetime.fromisoformat(since)
-    return ENDING_SECONDS - late.total_seconds()
+def _seconds_left(pod: EndingPod, lost_nodes: Mapping[str, str], now: str) -> float:
+    """Seconds until a pod is lost; infinite where nothing of it is known."""
+    since = [each for each in (pod.since, lost_nodes.get(pod.node)) if each is not None]
+    if not since:
+        return math.inf
+    first = min(datetime.fromisoformat(each) for each in since)
+    return ENDING_SECONDS - (datetime.fromisoformat(now) - first).total_seconds()

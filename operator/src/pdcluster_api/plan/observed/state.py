@@ -315,6 +315,8 @@ class Observed:
     rollout_command: str = ""  # value of the annotation pdcluster.io/rollout; empty = none
     # of KV transfers, since the operator began
     verifications: PairVerifications = field(default_factory=PairVerifications)
+    # since when nodes of pods that end are lost, by name; none = not looked at, without the right
+    lost_nodes: Mapping[str, str] = field(default_factory=dict)
     # PDClusters that service.models names and that are there, by name
     others: Mapping[str, OtherCluster] = field(default_factory=dict)
 
