@@ -25,7 +25,7 @@ from pdcluster_api.plan.gates import BAKING, read_gate
 from pdcluster_api.plan.observed.pools import DeclaredRevision, ending_of
 from pdcluster_api.plan.observed.state import Attainment, Observed, ScalingDecision
 from pdcluster_api.plan.sizes import ScrapeState, is_unschedulable, pool_facts
-from pdcluster_api.plan.status.autoscaled import has_changed
+from pdcluster_api.plan.status.autoscaled import has_changed, recorded
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
 from pdcluster_operator.scrape.page import ScrapeTarget
@@ -112,7 +112,7 @@ class Autoscaling:
         before, after = state.cluster.spec.autoscale, cluster.spec.autoscale
         state.cluster, state.observed = cluster, observed
         if after != before:
-            state.next_at = min(state.next_at, now + after.interval_seconds)
+            state.next_at = min(state.next_at, now + self._interval(state))
             state.wake.set()
         pending, state.pending = state.pending, None
         if pending is None or pending[1] != _version(observed):
@@ -178,7 +178,7 @@ class Autoscaling:
                         await state.wake.wait()
                 continue
             spec = state.cluster.spec.autoscale
-            state.next_at = max(state.next_at + spec.interval_seconds, now)
+            state.next_at = max(state.next_at + self._interval(state), now)
             try:
                 targets = self._targets(state.leaving)
                 scraper, scrapes = self.shared.scraper, self.shared.scrapes
@@ -186,6 +186,14 @@ class Autoscaling:
                 self._decide(state, [target.pod for target in targets])
             except Exception:  # its next round goes on
                 logger.exception("round of scrapes failed key=%s", self.key)
+
+    def _interval(self, state: _Followed) -> float:
+        """Seconds between two rounds; also after one that fails a cluster that sleeps wakes."""
+        spec, body = state.cluster.spec, self.shared.cache.get(PDCLUSTER.name, *self.key)
+        sizes = recorded({} if body is None else body.get("status", {}), spec.autoscale.mode)
+        sleeps = spec.may_sleep and sizes is not None and not any(sizes.values())
+        interval = spec.autoscale.interval_seconds
+        return min(interval, WAKE_SECONDS) if sleeps else interval
 
     def _decide(self, state: _Followed, scraped: Iterable[str]) -> None:
         """Keep the round's decision, or enqueue the PDCluster if it changes something."""

@@ -343,26 +343,45 @@ async def test_a_worker_that_waits_for_a_node_is_counted_from_when_it_was_first_
     assert [problem.reason for problem in record.problems] == ["CapacityShort"]
 
 
-async def test_routers_of_a_cluster_that_sleeps_are_asked_more_often_than_the_interval(
-    scene: Scene, server: WorkerServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(autoscaling, "WAKE_SECONDS", 0.05)
+def sleeper_of(scene: Scene) -> PDCluster:
+    """A cluster that sleeps, with a router, and hourly rounds."""
     pool = {"name": "cpu", "replicas": 0, "minReplicas": 0}
-    sleeper = make_cluster(prefill=[pool], decode=[pool])
-    roles = sleeper.spec.roles.model_copy(update={"router": WORKED.spec.roles.decode})
+    made = make_cluster(prefill=[pool], decode=[pool])
+    roles = made.spec.roles.model_copy(update={"router": WORKED.spec.roles.decode})
     hourly = AutoscaleSpec.model_validate({"mode": "On", "intervalSeconds": 3600})
     changes = {"roles": roles, "autoscale": hourly}
-    sleeper = sleeper.model_copy(update={"spec": sleeper.spec.model_copy(update=changes)})
-    assert sleeper.spec.may_sleep
+    made = made.model_copy(update={"spec": made.spec.model_copy(update=changes)})
+    assert made.spec.may_sleep
     zero = [{"role": role, "pool": "cpu", "replicas": 0} for role in ("prefill", "decode")]
     status = {"autoscaling": {"mode": "On", "replicas": zero}}
     scene.cache.put("PDCluster", cluster(2, spec={}, status=status))
-    revision = revision_of(sleeper.spec)
+    revision = revision_of(made.spec)
     scene.put(
         child("Service", NAME, version=2, spec={"selector": {REVISION: revision}}),
         worker("router", revision),
     )
-    follow(scene, sleeper)
+    return made
+
+
+def fails(*_: object) -> None:
+    raise ValueError("a fault")
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [("WAKE_SECONDS", 0.05), ("decide", fails), ("has_changed", lambda *_: True)],
+    ids=["goes well", "fails", "is not followed"],
+)
+async def test_routers_of_a_cluster_that_sleeps_are_asked_more_often_than_the_interval(
+    scene: Scene,
+    server: WorkerServer,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    fault: object,
+) -> None:
+    monkeypatch.setattr(autoscaling, "WAKE_SECONDS", 0.05)
+    monkeypatch.setattr(autoscaling, name, fault)
+    follow(scene, sleeper_of(scene))
     seen = len(server.requests)
     await scene.until(lambda: len(server.requests) >= seen + 5)
 
