@@ -59,3 +59,15 @@ def test_peer_without_checksums_leaves_it_open(unverified, spec):
 
     (received,) = both.decode.of(m.Received)
     assert (received.num_tokens, received.is_intact) == (len(PROMPT), None)
+
+
+def test_prompt_of_a_verification_is_none_of_a_client(unverified, spec):
+    both = unverified
+    verification = replace(spec("a", PROMPT, max_tokens=4), verify_transfer=True)
+    run_remote(both, verification)
+    both.decode.handle(m.Submit(replace(verification, request_id="b")))
+    both.decode.run()
+    assert both.decode.stats.prompt_tokens == 0
+
+    run_remote(both, spec("c", PROMPT, max_tokens=4))
+    assert both.decode.stats.prompt_tokens == len(PROMPT)

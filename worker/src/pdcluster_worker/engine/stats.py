@@ -77,8 +77,10 @@ class Counters(EngineTotals):
                 counts[position] += 1
 
     def count_request(self, request: EngineRequest) -> None:
-        """A prefill for a peer counts its prompt at the peer, which admitted it."""
-        if request.target is None:
+        """A prefill for a peer counts its prompt at the peer, which admitted it.  A verification is
+        no request of a client: prompts that are counted keep a cluster from its sleep.
+        """
+        if request.target is None and not request.verify_transfer:
             self.prompt_tokens += request.num_prompt_tokens
         self.prefix_query_tokens += request.num_tokens
         self.prefix_hit_tokens += request.num_cached_tokens

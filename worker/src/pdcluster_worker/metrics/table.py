@@ -325,7 +325,7 @@ class Metrics:
     )
     prompt_tokens = counter(
         "prompt tokens of requests that the engine admitted: once for each of n choices, and "
-        "of a remote prefill at the decode worker"
+        "of a remote prefill at the decode worker; none of a verification"
     )
     prefill_tokens = counter("prompt tokens computed here, without those that a cache had")
     generation_tokens = counter("tokens sampled here")

@@ -219,14 +219,17 @@ class StockEngine:
         return request
 
     def _attempt(self, request: StockRequest, *, is_for_peer: bool = False) -> int:
-        """Count what is sent next.  A prompt counts once; one for a peer counts at the peer."""
+        """Count what is sent next.  A prompt counts once; one for a peer counts at the peer, and one
+        of a verification nowhere.
+        """
         request.attempt += 1
         num_tokens = request.spec.num_tokens
+        is_counted = not (is_for_peer or request.spec.verify_transfer)
         self._reports.load.begun(
             request.spec.request_id,
             num_tokens,
             is_fetching=request.is_fetching,
-            is_new=request.attempt == 1 and not is_for_peer,
+            is_new=request.attempt == 1 and is_counted,
             has_space=self._reports.can_begin(num_tokens),
         )
         return request.attempt

@@ -66,7 +66,7 @@ class StockLoad:
         has_space: bool = True,
         is_watched: bool = True,
     ) -> None:
-        """is_new: its prompt was not counted; has_space: it waits for no other request to end."""
+        """is_new: its prompt is to be counted; has_space: it waits for no other request to end."""
         now = self._clock()
         self._reserved.pop(request_id, None)
         if not self._posted:
