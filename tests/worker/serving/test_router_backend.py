@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +14,8 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.peers import Generated
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.serving.backend import RouterBackend
+from pdcluster_worker.serving import backend as backend_module
+from pdcluster_worker.serving.backend import MAX_LOST, RouterBackend
 from pdcluster_worker.serving.engines.engines import Engines
 from pdcluster_worker.serving.worker_context import RouterInfo, WorkerContext
 from pdcluster_worker.serving.worker_runtime import NO_FRONT_END, WorkerRuntime
@@ -38,6 +40,9 @@ class PlayedNode:
         self.on_peers = lambda: None
         self.peers: list[Any] = []
         self.draining = False
+        self.errors: list[RequestError] = []  # of the next tries
+        self.loses = False  # with an error the worker is gone
+        self.tries: list[float] = []
 
     def decodes(self) -> list[Any]:
         return self.peers
@@ -63,6 +68,11 @@ class PlayedNode:
     async def _generate(
         self, specs: list[RequestSpec], *_: object
     ) -> AsyncGenerator[Generated, None]:
+        self.tries.append(asyncio.get_running_loop().time())
+        if self.errors:
+            if self.loses:
+                self.become()
+            raise self.errors.pop(0)
         yield Generated(Token(specs[0].request_id, 7, finish_reason="length"))
 
 
@@ -192,3 +202,84 @@ async def test_router_that_is_not_registered_yet_refuses():
 
     with pytest.raises(RequestError, match="this router is not ready: not registered in etcd yet"):
         backend.generate([SPEC], "auto")
+
+
+def refused(code: str) -> RequestError:
+    return RequestError("no", status=503, code=code, retry_after_seconds=1)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_module, "MAX_PAUSE_SECONDS", 0.01)
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["it woke it", "it came later"])
+async def test_request_whose_worker_dies_before_its_first_token_waits_for_the_next(
+    is_first: bool,
+) -> None:
+    runtime, backend = make(wait_seconds=600.0)
+    runtime.errors, runtime.loses = [refused("no_decode_worker")], True
+    if not is_first:
+        runtime.become((1024, 90))
+    answer = asyncio.create_task(collect(backend))
+    await asyncio.sleep(0)
+    if is_first:
+        runtime.become((1024, 90))
+    while held(runtime) != 1 or not runtime.tries:
+        await asyncio.sleep(0)
+    assert runtime.worker.active == 1
+
+    runtime.become((1024, 90))
+
+    assert (await answer, len(runtime.tries), held(runtime)) == ([7], 2, 0)
+
+
+async def test_held_request_that_finds_a_full_worker_is_held_on() -> None:
+    runtime, backend = make(wait_seconds=600.0)
+    runtime.errors = [refused("queue_full") for _ in range(10)]
+    answer = asyncio.create_task(collect(backend))
+    await asyncio.sleep(0)
+    runtime.become((1024, 90))
+
+    assert (await answer, len(runtime.tries)) == ([7], 11)
+    assert all(now > last for last, now in pairwise(runtime.tries)), "tries without a pause"
+
+
+async def test_held_request_is_refused_as_it_was_last_when_its_time_is_over() -> None:
+    runtime, backend = make(wait_seconds=0.05)
+    runtime.errors = [refused("queue_full") for _ in range(1000)]
+    answer = asyncio.create_task(collect(backend))
+    await asyncio.sleep(0)
+    runtime.become((1024, 90))
+
+    with pytest.raises(RequestError) as caught:
+        await answer
+    assert caught.value.code == "queue_full"
+
+
+@pytest.mark.parametrize("code", ["queue_full", "prompt_limit"])
+async def test_request_that_was_not_held_is_refused_at_once(code: str) -> None:
+    runtime, backend = make(wait_seconds=600.0)
+    runtime.become((1024, 90))
+    runtime.errors = [refused(code)]
+    with pytest.raises(RequestError) as caught:
+        await collect(backend)
+    assert (caught.value.code, len(runtime.tries)) == (code, 1)
+
+
+async def test_request_that_ends_its_workers_ends_few() -> None:
+    runtime, backend = make(wait_seconds=600.0)
+    runtime.errors = [refused("no_decode_worker") for _ in range(10)]
+    runtime.become((1024, 90))
+    with pytest.raises(RequestError):
+        await collect(backend)
+    assert len(runtime.tries) == 1 + MAX_LOST
+
+
+async def test_router_that_drains_holds_nothing_again() -> None:
+    runtime, backend = make(wait_seconds=600.0)
+    runtime.become((1024, 90))
+    runtime.worker.state = "draining"
+    runtime.errors = [refused("no_decode_worker")]
+    with pytest.raises(RequestError):
+        await collect(backend)

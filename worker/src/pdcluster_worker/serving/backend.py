@@ -1,8 +1,10 @@
 """A worker or a router as its HTTP side sees it, also before it serves and when it is dead."""
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.facts import DeviceFacts
@@ -16,6 +18,10 @@ from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.ingress.wait_queue import WaitQueue
 from pdcluster_worker.serving.worker_runtime import NO_FRONT_END, WorkerRuntime
 from pdcluster_worker.streams import Reader
+
+MAX_PAUSE_SECONDS = 10  # of a held request between two tries
+MAX_LOST = 3  # tries that may end with their workers: a request may be what ends them
+_LOST = frozenset({"no_decode_worker", "decode_worker_lost"})
 
 
 class ServingBackend:
@@ -213,10 +219,10 @@ class RouterBackend(ServingBackend):
         reader: Reader[Generated] | None = None,
     ) -> AsyncGenerator[Generated, None]:
         """`reader` is given nothing: tokens of peers come from the stream."""
-        ingress = self._ingress()
-        if self._runtime is None or self._arrived.is_set():
+        ingress, runtime = self._ingress(), self._runtime
+        if runtime is None or (self._arrived.is_set() and not _wait_seconds(runtime)):
             return ingress.generate(specs, prefill, hints)
-        return self._later(self._runtime, ingress, specs, prefill, hints)
+        return self._later(runtime, ingress, specs, prefill, hints)
 
     async def ask(self, path: str, body: bytes) -> bytes:
         """Ask workers that drain too, which still hold the tokens of open answers."""
@@ -225,7 +231,7 @@ class RouterBackend(ServingBackend):
         except RequestError as e:
             if e.code != NO_FRONT_END or self._runtime is None or self._arrived.is_set():
                 raise
-        await self._wait(self._runtime, 0)
+        await self._wait(self._runtime, 0, _wait_seconds(self._runtime))
         return await super().ask(path, body)
 
     def _poll(self) -> None:
@@ -248,25 +254,78 @@ class RouterBackend(ServingBackend):
         prefill: PrefillMode,
         hints: RouteHints,
     ) -> AsyncGenerator[Generated, None]:
-        """Wait for a decode worker first.  Raises RequestError when none comes in time."""
-        clock = asyncio.get_running_loop().time
-        start = clock()
-        await self._wait(runtime, sum(spec.num_tokens for spec in specs))
-        waited = clock() - start
-        async with aclosing(
-            ingress.generate([aged(spec, waited) for spec in specs], prefill, hints)
-        ) as tokens:
-            async for generated in tokens:
-                yield generated
+        """Wait for a decode worker first, and again while those that come do not take it.
 
-    async def _wait(self, runtime: WorkerRuntime, num_tokens: int) -> None:
+        Raises RequestError when none does in time.
+        """
+        clock = asyncio.get_running_loop().time
+        start, num_tokens = clock(), sum(spec.num_tokens for spec in specs)
+        until = start + _wait_seconds(runtime)
+        held = _Held()
+        while True:
+            if held.error is not None or not self._arrived.is_set():
+                await self._wait(runtime, num_tokens, until - clock(), held.error)
+                held.has_waited = True
+            waited = clock() - start
+            has_begun = False
+            try:
+                async with aclosing(
+                    ingress.generate([aged(spec, waited) for spec in specs], prefill, hints)
+                ) as tokens:
+                    async for generated in tokens:
+                        has_begun = True
+                        yield generated
+                return
+            except RequestError as e:
+                if has_begun or runtime.worker.state != "ready" or not held.goes_on(e):
+                    raise
+
+    async def _wait(
+        self,
+        runtime: WorkerRuntime,
+        num_tokens: int,
+        seconds: float,
+        error: RequestError | None = None,
+    ) -> None:
+        """error: of the last try, which no other follows at once"""
         worker = runtime.worker
-        seconds = worker.policy.admission.worker_wait_seconds
-        if not seconds:
-            raise worker.refusal()
+        if seconds <= 0.0:
+            raise error or worker.refusal()
         try:
             with self._waiting.join(worker, num_tokens, seconds):
                 async with asyncio.timeout(seconds):
+                    if error is not None:
+                        await asyncio.sleep(_pause(error))
                     await self._arrived.wait()
         except TimeoutError as e:
-            raise worker.refusal() from e
+            raise error or worker.refusal() from e
+
+
+def _wait_seconds(runtime: WorkerRuntime) -> float:
+    return runtime.worker.policy.admission.worker_wait_seconds
+
+
+def _pause(error: RequestError) -> float:
+    """Seconds until the next try, not those of all requests and routers at once."""
+    hint = error.retry_after_seconds or 1
+    return min(hint, MAX_PAUSE_SECONDS) * random.uniform(0.5, 1.0)
+
+
+@dataclass(slots=True)
+class _Held:
+    """A request at a router before its first token.  error: of its last try"""
+
+    error: RequestError | None = None
+    has_waited: bool = False
+    num_lost: int = 0
+
+    def goes_on(self, error: RequestError) -> bool:
+        """Return whether it is held on after a try that failed.
+
+        One that never waited is refused by a full worker at once, so that its client can back off.
+        """
+        self.error = error
+        if error.code == "queue_full":
+            return self.has_waited
+        self.num_lost += error.code in _LOST
+        return error.code in _LOST and self.num_lost <= MAX_LOST
