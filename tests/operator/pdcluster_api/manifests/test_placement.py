@@ -86,8 +86,8 @@ def tolerations(*given: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "router"])
 def test_workers_leave_a_lost_node_after_half_a_minute(role: str) -> None:
-    routers = [at("spec.roles.router", {"pools": [{"name": "cpu", "replicas": 1}]})] if role == "router" else []
-    found = pod_of(*routers, role=role)["spec"]["tolerations"]
+    pools = {"pools": [{"name": "cpu", "replicas": 1}]}
+    found = pod_of(at(f"spec.roles.{role}", pools), role=role)["spec"]["tolerations"]
 
     assert {(each["key"], each["effect"], each["tolerationSeconds"]) for each in found} == {
         ("node.kubernetes.io/not-ready", "NoExecute", 30),

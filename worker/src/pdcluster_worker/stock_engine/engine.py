@@ -219,8 +219,8 @@ class StockEngine:
         return request
 
     def _attempt(self, request: StockRequest, *, is_for_peer: bool = False) -> int:
-        """Count what is sent next.  A prompt counts once; one for a peer counts at the peer, and one
-        of a verification nowhere.
+        """Count what is sent next.  A prompt counts once; one for a peer counts at the peer, and
+        one of a verification nowhere.
         """
         request.attempt += 1
         num_tokens = request.spec.num_tokens
