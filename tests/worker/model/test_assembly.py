@@ -89,6 +89,7 @@ def test_logits_are_float32_whatever_the_dtype(kernels, tiny_folder, make_driver
 
 def test_experts_are_refused_on_a_gpu(tiny_folder):
     loaded = load_model(tiny_folder("mixtral"), "float32", block_size=16, threads=1)
+    assert loaded.expert_bytes(64) == 16 * loaded.expert_bytes(4) > 0
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
     with pytest.raises(
         ModelError, match=r"experts are computed on CPUs .*: set engine.device: cpu"

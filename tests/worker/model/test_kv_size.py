@@ -192,5 +192,8 @@ def test_what_does_not_fit_into_the_memory_of_the_worker_is_refused_with_the_byt
     assert all(word in str(refused.value) for word in words)
     with pytest.raises(ModelError, match=r"lower engine\.numBlocks, or"):
         check_memory(GIB, GIB, EngineConfig(num_blocks=8), GIB)
+    with pytest.raises(ModelError, match=r"9 for experts of a step .* engine\.maxBatchedTokens"):
+        check_memory(GIB - 9, 1, EngineConfig(), GIB, expert_bytes=9)
+    check_memory(GIB - 10, 1, EngineConfig(), GIB, expert_bytes=9)
     with pytest.raises(ModelError, match="for each of 2 engines"):
         check_memory(GIB, GIB, EngineConfig(data_parallel_size=2, max_sequences=8), 3 * GIB)

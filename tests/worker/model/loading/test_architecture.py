@@ -23,6 +23,7 @@ from pdcluster_worker.model.loading.architecture import (
     FAMILIES,
     read_architecture,
 )
+from pdcluster_worker.model.loading.experts import ExpertNames, Mixture
 from pdcluster_worker.model.loading.loader import DTYPES, load_model
 from pdcluster_worker.model.loading.rotary import Rotary
 from pdcluster_worker.model.loading.support import read_config
@@ -390,3 +391,10 @@ print([name for name in heavy if name in sys.modules])
         [sys.executable, "-c", program], check=True, capture_output=True, text=True, env=os.environ
     )
     assert done.stdout == "[]\n"
+
+
+def test_experts_of_a_step_take_the_memory_that_the_models_page_says() -> None:
+    names = ExpertNames(router="gate", each="experts")
+    mixtral = Mixture(names, 8, 2, inner=14336, normalizes=True, is_mixed=(True,))
+    assert round(mixtral.step_bytes(256, 4096, torch.bfloat16) / 1e6) == 60
+    assert round(mixtral.step_bytes(8192, 4096, torch.bfloat16) / 1e8) == 19

@@ -36,18 +36,24 @@ def open_cache(
     weight_bytes: int,
     *,
     adapter_bytes: int = 0,
+    expert_bytes: int = 0,
     drafts_for: EngineConfig | None = None,
 ) -> "KVCache | DeviceKVCache":
     """Raises ModelError where it does not fit.
 
     adapter_bytes: of the weights, for the message.
+    expert_bytes: of the longest step.
     drafts_for: the engine that this draft model is for; None = not a draft model.
     """
     cache: KVCache | DeviceKVCache
     if device.type == "cpu":
         num_blocks = blocks_that_fit(geometry, engine, drafts_for)
         kv_bytes = num_blocks * block_num_bytes(geometry)
-        check_memory(weight_bytes, kv_bytes, engine, memory_limit(), adapter_bytes=adapter_bytes)
+        check_memory(
+            *(weight_bytes, kv_bytes, engine, memory_limit()),
+            adapter_bytes=adapter_bytes,
+            expert_bytes=expert_bytes,
+        )
         cache = KVCache(geometry, num_blocks)
     else:
         total, taken = device_memory(engine, device)

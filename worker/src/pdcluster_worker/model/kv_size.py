@@ -140,24 +140,28 @@ def check_memory(
     limit: int | None,
     *,
     adapter_bytes: int = 0,
+    expert_bytes: int = 0,
 ) -> None:
     """Refuse what the kernel would kill later: pages are only taken when they are used.
 
     limit: memory of the container or the machine; None = unknown.  adapter_bytes: of the weights.
-    Raises ModelError.
+    expert_bytes: of the longest step.  Raises ModelError.
     """
-    needed = (weight_bytes + kv_bytes + engine.host_tier_bytes) * engine.data_parallel_size
+    each_bytes = weight_bytes + kv_bytes + expert_bytes + engine.host_tier_bytes
+    needed = each_bytes * engine.data_parallel_size
     if limit is not None and needed > limit:
         each = f" for each of {engine.data_parallel_size} engines"
         field = "numBlocks" if engine.num_blocks else "kvCacheMemory"
         tier = f", {engine.host_tier_bytes} of engine.kvTiers" if engine.host_tier_bytes else ""
         adapters = f" ({adapter_bytes} of adapters)" if adapter_bytes else ""
+        steps = f", {expert_bytes} for experts of a step" if expert_bytes else ""
+        shorter = " or engine.maxBatchedTokens" if expert_bytes else ""
         fewer = ", leave some of model.adapters out" if adapter_bytes else ""
         raise ModelError(
-            f"{weight_bytes} bytes of weights{adapters}{tier} and {kv_bytes} of KV blocks"
+            f"{weight_bytes} bytes of weights{adapters}{tier}{steps} and {kv_bytes} of KV blocks"
             f"{each if engine.data_parallel_size > 1 else ''} do not fit into the memory of this "
-            f"worker, {limit} bytes: lower engine.{field}{fewer}, or give it more (in a cluster: "
-            "the memory limit of its role's resources)"
+            f"worker, {limit} bytes: lower engine.{field}{shorter}{fewer}, or give it more (in a "
+            "cluster: the memory limit of its role's resources)"
         )
 
 

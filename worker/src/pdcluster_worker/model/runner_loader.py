@@ -142,6 +142,7 @@ def _make(
         vocab_size=loaded.info.vocab_size,
         weight_bytes=loaded.weight_bytes,
         adapter_bytes=loaded.adapter_bytes,
+        expert_bytes=loaded.expert_bytes(engine.max_batched_tokens),
         drafts_for=drafts_for,
     )
     info = fit_length(loaded.info, cache.num_blocks, engine, drafts_for)

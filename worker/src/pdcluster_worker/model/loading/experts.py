@@ -46,6 +46,13 @@ class Mixture:
     normalizes: bool
     is_mixed: tuple[bool, ...]
 
+    def step_bytes(self, num_rows: int, width: int, dtype: torch.dtype) -> int:
+        """Memory that kernels/experts.h keeps after a step of so many rows."""
+        num_chosen = num_rows * self.chosen
+        facts = 4 * num_rows * self.count + 12 * num_chosen  # logits; weights, numbers and places
+        rows = num_chosen * (width + 3 * self.inner) * dtype.itemsize
+        return (facts + rows) * 5 // 4
+
     def shapes(self, path: str, width: int, *, is_mxfp4: bool) -> dict[str, tuple[int, ...]]:
         """Weights of a layer at `path`."""
         names, router = self.names, f"{path}.{self.names.router}"

@@ -66,6 +66,12 @@ class LoadedModel:
     reason: str = ""  # why our decoder does not run it
     adapter_bytes: int = 0  # of `weight_bytes`
 
+    def expert_bytes(self, num_rows: int) -> int:
+        """Memory of one rank for the experts of a step of so many rows; 0 = it has none."""
+        if self.checkpoint is None or (of := self.checkpoint.architecture).mixture is None:
+            return 0
+        return of.mixture.step_bytes(num_rows, of.hidden_size, self.checkpoint.dtype)
+
 
 def load_model(
     path: Path,

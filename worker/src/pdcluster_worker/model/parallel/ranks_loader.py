@@ -144,8 +144,11 @@ def _on_cpus(
     geometry = loaded.info.geometry
     num_blocks = blocks_that_fit(geometry, engine)
     num_bytes = num_blocks * block_num_bytes(geometry)
-    own = loaded.adapter_bytes
-    check_memory(loaded.weight_bytes, num_bytes, engine, memory_limit(), adapter_bytes=own)
+    check_memory(
+        *(loaded.weight_bytes, num_bytes, engine, memory_limit()),
+        adapter_bytes=loaded.adapter_bytes,
+        expert_bytes=ranks.place.num_ranks * loaded.expert_bytes(engine.max_batched_tokens),
+    )
     memory = reserve_shared("KV blocks", num_bytes)
     try:
         cache = KVCache(geometry, num_blocks, memory, ranks.place)
