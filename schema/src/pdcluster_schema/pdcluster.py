@@ -42,7 +42,6 @@ from pdcluster_schema.stock_engine import SGLANG
 from pdcluster_schema.stock_rules import stock_fault
 from pdcluster_schema.stock_versions import (
     published_version,
-    tagged_version,
     unknown_sglang,
     unknown_version,
 )
@@ -189,7 +188,7 @@ class PDClusterSpec(SpecSection):
                 at = "engine" if declared.engine.image is None else f"roles.{role}.engine"
                 fix += ", or set engine.allowUnknownVersion: true"
                 raise rule(reason, fix, at=f"{at}.image")
-        found = {role: tagged_version(self.engine_of(role).image) for role in roles}
+        found = {role: published_version(self.engine_of(role).image) for role in roles}
         if len(set(found.values()) - {""}) > 1:
             raise rule(
                 f"is vLLM {found['decode']}, and that of prefill {found['prefill']}: KV moves "

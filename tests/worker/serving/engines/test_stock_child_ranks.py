@@ -18,7 +18,7 @@ from pdcluster_worker.errors import WRONG_SETTING
 from pdcluster_worker.messages.block_hash import block_hashes
 from pdcluster_worker.messages.engine import Prefill, Submit
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, TransferTarget
-from pdcluster_worker.serving.engines.client import EngineDiedError
+from pdcluster_worker.serving.engines.client import EngineDiedError, EngineStalledError
 from pdcluster_worker.serving.engines.engines import Engine, Engines
 from pdcluster_worker.serving.engines.group import EngineGroup
 from pdcluster_worker.serving.engines.stock_child import StockServer
@@ -210,6 +210,30 @@ async def test_ranks_of_another_container_stay_until_it_restarts(tmp_path):
         restarted = metrics_of(2).replace("1.79542970805e+09", "1.8e+09")
         ranks.fake.pages["/metrics"] = restarted.encode()
         await asyncio.wait_for(ranks.group.ended, 10)
+
+
+async def test_requests_of_well_ranks_may_go_elsewhere_when_their_server_restarts(tmp_path):
+    async with two(tmp_path) as ranks:
+        await ranks.ready()
+        first, second = ranks.engines
+        outputs = second.client.open("r")
+        first.client.stall("it makes no step")
+        ranks.group.kill(first, "it makes no step: killed")
+        with pytest.raises(EngineStalledError):
+            await asyncio.wait_for(outputs.get(), 10)
+
+
+async def test_a_rank_that_stalls_in_a_drain_ends_no_request_of_the_others(tmp_path):
+    async with two(tmp_path) as ranks:
+        await ranks.ready()
+        first, second = ranks.engines
+        second.client.stall("it makes no step")
+        ranks.group.leave()
+        ranks.group.kill(second, "it makes no step: killed")
+
+        assert first.client.problem is None
+        assert second.client.is_lost
+        assert ranks.group.failed is None
 
 
 async def test_a_port_of_a_rank_that_is_taken_is_a_wrong_setting(tmp_path):

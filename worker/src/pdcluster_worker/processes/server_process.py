@@ -91,7 +91,12 @@ class ServerProcess:
         self._traces = RecentTraces()
         self._tracing = start_tracing(self._traces, config, identity)
         self._engine_metrics = EngineMetrics(self._metrics, time.monotonic)
-        self._backend = WorkerBackend(config.model.name, group.engines, config.model.adapters)
+        self._backend = WorkerBackend(
+            config.model.name,
+            group.engines,
+            config.model.adapters,
+            may_compile=config.engine.type != "pdcluster",
+        )
         self._ending: list[asyncio.Task[None]] = []  # runtimes of former roles
         group.report_children(self._watch)
 

@@ -103,10 +103,21 @@ class ServingBackend:
 
 
 class WorkerBackend(ServingBackend):
-    """A worker with engines.  waits_for: why it is not ready until it serves."""
+    """A worker with engines.  waits_for: why it is not ready until it serves.
 
-    def __init__(self, model_name: str, engines: Engines, adapters: Sequence[str] = ()) -> None:
+    may_compile: an engine that stalls is alive until it is given up.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        engines: Engines,
+        adapters: Sequence[str] = (),
+        *,
+        may_compile: bool = False,
+    ) -> None:
         super().__init__(model_name, adapters=adapters)
+        self._may_compile = may_compile
         self.waits_for = "the engine is loading the model"
         self._engines = engines
 
@@ -125,12 +136,15 @@ class WorkerBackend(ServingBackend):
 
     def ready(self) -> str | None:
         """None when requests may come, else why not."""
-        return self.alive() or (
+        return self._problem() or (
             self.waits_for if self._runtime is None else self._runtime.problem()
         )
 
     def alive(self) -> str | None:
         """None while engines load or one makes progress, else the reason why none does."""
+        return None if self._may_compile and not self.is_lost else self._problem()
+
+    def _problem(self) -> str | None:
         problem = self._engines.problem if len(self._engines) else None
         return (
             problem
@@ -148,6 +162,12 @@ class WorkerBackend(ServingBackend):
         return super().draining()
 
     @property
+    def is_lost(self) -> bool:
+        """True if an engine was given up, or has ended."""
+        clients = [engine.client for engine in self._engines]
+        return not clients or any(client.is_given_up or client.is_lost for client in clients)
+
+    @property
     def is_loading(self) -> bool:
         return self.device is None
 
@@ -157,7 +177,7 @@ def restart_reason(
 ) -> Callable[[], str | None]:
     """Reason to restart the engine of a worker from now on, where that is another's to do.
 
-    None while the engine loads within its time, or serves.
+    None while the engine loads within its time, serves, or stalls and may recover.
     """
     start = clock()
 

@@ -171,6 +171,7 @@ class EngineClient:
         self.died: str | None = None
         self.stalled: str | None = None
         self.has_ended = False  # its process is gone, and its last words may still be on the way
+        self.is_given_up = False  # it is to be restarted by another
         self.on_pong: Callable[[Pong], None] = lambda _: None
         # Called with what is waited for, where that is known before it serves.
         self.on_wait: Callable[[str], None] = lambda _: None
@@ -276,6 +277,11 @@ class EngineClient:
             self._ready.exception()  # it may be that nothing waits for it any more
         for outputs in self._requests.values():
             outputs.put(EngineDiedError(reason))
+
+    def give_up(self, reason: str) -> None:
+        """It is to be killed, for no fault of its requests: they may be tried elsewhere."""
+        self.stall(reason)
+        self.fail(reason)
 
     def stall(self, reason: str) -> None:
         """The engine has stalled: requests fail until `recover`."""

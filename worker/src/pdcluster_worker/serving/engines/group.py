@@ -55,6 +55,10 @@ class Child:
         if not self.killed.done():
             self.killed.set_result(None)
 
+    def leave(self, reason: str) -> None:
+        """Kill it while its worker drains."""
+        self.kill(reason)
+
     def _kill(self) -> None:
         raise NotImplementedError
 
@@ -139,7 +143,11 @@ class EngineGroup:
 
     def kill(self, engine: Engine, reason: str) -> None:
         child = self._adopted.get(engine.rank) or self._children[engine.rank]
-        if child.client is engine.client:
+        if child.client is not engine.client:
+            return
+        if self._is_ending:
+            child.leave(reason)
+        else:
             child.kill(reason)
 
     def free_rank(self) -> int | None:

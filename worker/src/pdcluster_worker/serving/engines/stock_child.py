@@ -69,20 +69,28 @@ class StockServer:
             return
         self._living = asyncio.create_task(self._live(), name="stock engine")
 
-    def kill(self, reason: str) -> None:
+    def kill(self, lost: "StockChild", reason: str) -> None:
         """End one that answers nothing; another's stays out until it is restarted."""
         if self._command is None:
             logger.error("the engine is lost and its container is to restart reason=%s", reason)
+            lost.client.is_given_up = True
             well = [rank for rank in self.ranks if rank.client.problem is None]
             if len(well) < len(self.ranks):
                 for rank in well:
-                    rank.client.fail(reason)  # the server restarts, and all its ranks
+                    rank.client.give_up(reason)  # the server restarts, and all its ranks
             return
         self._command.kill()
         for rank in self.ranks:
-            rank.client.fail(reason)
+            rank.client.give_up(reason)
             if not rank.killed.done():
                 rank.killed.set_result(None)
+
+    def leave(self, lost: "StockChild", reason: str) -> None:
+        """End one that answers nothing, or where others serve let those finish their requests."""
+        if any(rank.client.problem is None for rank in self.ranks if rank is not lost):
+            lost.client.give_up(reason)
+        else:
+            self.kill(lost, reason)
 
     def end(self, reason: str, status: int) -> None:
         for rank in self.ranks:
@@ -199,7 +207,10 @@ class StockChild(Child):
             await self._server.start()
 
     def kill(self, reason: str) -> None:
-        self._server.kill(reason)
+        self._server.kill(self, reason)
+
+    def leave(self, reason: str) -> None:
+        self._server.leave(self, reason)
 
     async def stop(self) -> None:
         if self.rank == 0:

@@ -233,7 +233,7 @@ class Migration:
 
     def _is_up(self, progress: RequestProgress) -> bool:
         is_up = self._worker.engines.problem is None and not self._worker.has_ended
-        return is_up and LOCAL not in progress.failed
+        return is_up and (LOCAL not in progress.failed or len(self._worker.engines) > 1)
 
     def _count(self, reason: MigrationReason, outcome: MigrationOutcome) -> None:
         self._worker.metrics.request_moves.labels(reason, outcome).inc()
