@@ -281,7 +281,7 @@ class RouterBackend(ServingBackend):
         clock = asyncio.get_running_loop().time
         start, num_tokens = clock(), sum(spec.num_tokens for spec in specs)
         until = start + _wait_seconds(runtime)
-        held = _Held()
+        held = _HeldRequest()
         while True:
             if held.error is not None or not self._arrived.is_set():
                 await self._wait(runtime, num_tokens, until - clock(), held.error)
@@ -332,7 +332,7 @@ def _pause(error: RequestError) -> float:
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldRequest:
     """A request at a router before its first token.  error: of its last try"""
 
     error: RequestError | None = None
