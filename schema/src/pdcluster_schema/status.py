@@ -247,7 +247,7 @@ class RolloutStatus(TypedDict, total=False):
     left: Int32
     """Fewest pods of the old revision that were left, where these have to end first."""
     progressedAt: Time
-    """Time of the last progress; left out while no object of it can be created."""
+    """Time of the last progress; left out while the clock stands."""
     stalled: str
     """Reason why it makes no progress; left out while it does."""
     step: Int32

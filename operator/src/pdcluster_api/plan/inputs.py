@@ -35,6 +35,7 @@ from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import is_rolled_back as is_spec_rolled_back
 from pdcluster_schema.revision import rollout_name
 from pdcluster_schema.rollout import Strategy
+from pdcluster_schema.sections import COMPUTING
 from pdcluster_schema.workload import PoolKey, WorkloadId
 
 
@@ -252,6 +253,22 @@ def _rollout_state(inputs: PlanInputs, *, is_whole: bool) -> RolloutState:
         is_whole=is_whole or (inputs.gate is not None and inputs.gate.is_held),
         is_blocked=is_blocked(observed.failures, inputs.cluster.metadata.name),
         missing=missing_parts(views, observed.discovery) if left is None else waiting_for(left),
+        is_held_up=inputs.is_rolling
+        and (_waits_for_drain(inputs) or not discovery_answers(observed.discovery)),
+    )
+
+
+def _waits_for_drain(inputs: PlanInputs) -> bool:
+    """True if old workers drain, whose places the next new ones take, and no new one starts."""
+    states = [each for each in inputs.observed.workloads if each.id.role in COMPUTING]
+    if any(each.ready < each.desired for each in states if inputs.declared.has(each.id)):
+        return False
+    lost = inputs.ending.lost
+    return any(
+        each.num_pods - sum(pod.ending.name in lost for pod in each.pods)
+        > (0 if each.gone else inputs.size_before(each.id) or 0)
+        for each in states
+        if not inputs.declared.has(each.id)
     )
 
 

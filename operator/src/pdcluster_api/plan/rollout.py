@@ -166,7 +166,8 @@ class Rollout:
     deadline: int  # spec.rollout.progressDeadlineSeconds when it began
     ready: int = 0  # most workers of it that were ready at a time
     left: int = 0  # fewest pods of the old one that were left, where these have to end first
-    # RFC 3339, when it last came forward; None = the clock stands: it cannot even begin
+    # RFC 3339, when it last came forward; None = the clock stands: it cannot even begin, or it
+    # waits for old workers or for etcd
     since: str | None = None
     # why it does not come forward, as it was found at the deadline; None = it does
     stalled: str | None = None
@@ -188,6 +189,8 @@ class RolloutState:
     is_whole: bool  # it has all its workers, and waits for something else
     is_blocked: bool  # another owner's object has a name that it needs, so nothing of it is made
     missing: str  # missing parts of the workers, as text
+    # it can only go on once old workers have drained, or etcd answers: no fault of the new one
+    is_held_up: bool = False
 
 
 # Fields of a roll out, by their names in the status; what is None or False is left out
@@ -248,12 +251,13 @@ def next_rollout(before: Rollout | None, state: RolloutState, now: str) -> Rollo
         return before
     if state.is_done or not (before or state.is_under_way):
         return None
-    since = None if state.is_blocked else now
+    stands = state.is_blocked or state.is_held_up
+    since = None if stands else now
     fresh = Rollout(revision, deadline, state.ready, state.left, since)
     is_same = before is not None and (before.revision, before.deadline) == (revision, deadline)
     if before is None or not is_same or before.since is None:
         return fresh
-    if before.rolled_back or state.is_blocked:
+    if before.rolled_back or stands:
         return fresh
     if state.ready > before.ready or state.left < before.left:
         return replace(

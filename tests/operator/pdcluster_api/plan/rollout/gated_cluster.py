@@ -64,6 +64,7 @@ class GatedCluster(SimulatedCluster):
     ended: dict[PoolPair, PairVerification] = field(default_factory=dict)
     commands: frozenset[str] = frozenset()
     attainment: Attainment | None = None
+    drains: bool = True  # workers that should drain have no streams left
 
     @property
     def now(self) -> str:
@@ -77,7 +78,8 @@ class GatedCluster(SimulatedCluster):
     def observe(self) -> Observed:
         found = super().observe()
         names = [pod.name for each in found.workloads for pod in each.pods if pod.ready]
-        states = {name: "drained" if name in self.commands else "ready" for name in names}
+        ended = "drained" if self.drains else "draining"
+        states = {name: ended if name in self.commands else "ready" for name in names}
         return replace(
             found,
             worker_records=WorkerRecords(states, self.commands),

@@ -382,6 +382,37 @@ def test_workers_that_never_come_bring_the_old_ones_back_after_the_deadline():
     assert existing.condition(words.ROLLED_BACK) == ("True", words.PROGRESS_DEADLINE_EXCEEDED)
 
 
+def test_old_workers_that_drain_beyond_the_deadline_are_no_stall():
+    existing = begun()
+    new = gated(65, **BACK, progress_deadline_seconds=300)
+    until(existing, new, ("Waiting", 1))
+    existing.drains = False
+
+    plans = existing.walk(new, quiet_rounds=25)
+
+    assert "waits for 1 old" in message(existing)
+    assert not any(condition_of(plan.status, "Stalled") for plan in plans)
+    existing.drains = True
+    existing.walk(new)
+    assert_as_declared(existing, new)
+
+
+def test_an_etcd_that_is_away_beyond_the_deadline_rolls_nothing_back():
+    existing = begun()
+    new = gated(65, **BACK, progress_deadline_seconds=300)
+    until(existing, new, ("Waiting", 1))
+    existing.discovery, answers = replace(existing.discovery, ready=0), existing.discovery
+    existing.broken.add(B)
+
+    plans = existing.walk(new, quiet_rounds=25)
+
+    assert not any(condition_of(plan.status, words.ROLLED_BACK) for plan in plans)
+    existing.discovery = answers
+    existing.broken.clear()
+    existing.walk(new)
+    assert_as_declared(existing, new)
+
+
 def test_a_bake_beyond_the_deadline_is_no_stall():
     existing = begun()
     new = gated(65, on_failure="Rollback", bake_seconds=400, progress_deadline_seconds=300)
