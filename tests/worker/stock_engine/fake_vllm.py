@@ -24,13 +24,16 @@ vllm:num_requests_kv_fetch_by_stage{engine="0",model_name="m",stage="in_progress
 vllm:num_requests_kv_fetch_by_stage{engine="0",model_name="m",stage="completed_waiting"} 0.0
 vllm:nixl_xfer_time_seconds_sum{engine="0",model_name="m"} 0.5
 vllm:nixl_bytes_transferred_sum{engine="0",model_name="m"} 4.42368e+06
-vllm:cache_config_info{block_size="4",enable_prefix_caching="True",num_gpu_blocks="16"} 1.0
+vllm:cache_config_info{block_size="4",enable_prefix_caching="True",kv_cache_max_concurrency="1.0",\
+kv_cache_size_tokens="64",num_gpu_blocks="16"} 1.0
 """
 
 
 def metrics_of(num_ranks: int) -> str:
-    """Numbers of several ranks: each the same ones under its own label."""
-    lines = METRICS.splitlines()
+    """Numbers of several ranks: each the same ones under its own label, and blocks of all in each,
+    as vLLM sums them.
+    """
+    lines = METRICS.replace('blocks="16"', f'blocks="{16 * num_ranks}"').splitlines()
     return "\n".join(
         line.replace('engine="0"', f'engine="{rank}"').replace(
             "info{block", f'info{{engine="{rank}",block'

@@ -5,6 +5,7 @@ A refused connection is the end of the engine.
 
 import asyncio
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -73,6 +74,8 @@ _FIELDS = {
 """By name of the sample and its label `stage`, `reason` or `source`."""
 
 _NAMES = {"cache_config_info", *(name for name, _ in _FIELDS)}
+_TOKENS, _CONCURRENCY = "kv_cache_size_tokens", "kv_cache_max_concurrency"
+_ROUNDING = 1e-6
 _REALS = ("kv_usage", "transfer_seconds", "started_seconds")
 
 
@@ -102,13 +105,31 @@ def read_ranks(page: bytes, num_ranks: int) -> list[Scrape]:
             if field is not None:
                 values[rank][field] += float(match[3])
     has_stages = b"num_requests_kv_fetch_by_stage{" in page
-    return [_scrape(*of_rank, has_stages) for of_rank in zip(values, infos, strict=True)]
+    blocks = [_num_blocks(info, num_ranks) for info in infos]
+    return [_scrape(*each, has_stages) for each in zip(values, infos, blocks, strict=True)]
 
 
-def _scrape(values: dict[str, float], info: dict[str, str], has_stages: bool) -> Scrape:
+def _num_blocks(info: dict[str, str], num_ranks: int) -> int:
+    """Blocks of one rank, as tokens take them.
+
+    vLLM gives each rank the sum of all, and counts blocks of every group of layers (0.30 to 0.32,
+    `v1/engine/core_client.py`); its capacity in tokens, as so many requests of the greatest length,
+    is that of a rank.
+    """
+    size, tokens = _integer(info.get("block_size", "")), _integer(info.get(_TOKENS, ""))
+    requests = _real(info.get(_CONCURRENCY, ""))
+    if not (size and tokens and requests >= 1):
+        return _integer(info.get("num_gpu_blocks", "")) // num_ranks
+    length = math.ceil(tokens / requests - _ROUNDING)
+    return math.floor(requests * -(-length // size) + _ROUNDING)
+
+
+def _scrape(
+    values: dict[str, float], info: dict[str, str], num_blocks: int, has_stages: bool
+) -> Scrape:
     numbers = {name: value if name in _REALS else int(value) for name, value in values.items()}
     sizes = {
-        "num_blocks": _integer(info.get("num_gpu_blocks", "")),
+        "num_blocks": num_blocks,
         "block_size": _integer(info.get("block_size", "")),
         "prefix_caching": info.get("enable_prefix_caching") == "True",
         "has_fetch_stages": has_stages,
@@ -118,6 +139,13 @@ def _scrape(values: dict[str, float], info: dict[str, str], has_stages: bool) ->
 
 def _integer(text: str) -> int:
     return int(text) if text.isdigit() else 0
+
+
+def _real(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
 
 
 class PageReader(Protocol):
