@@ -231,7 +231,8 @@ def test_stored_object_with_other_faults_is_refused(document: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(
-    "image", ["registry:5000/vllm:0.32.0-cu129", "vllm:nightly", "vllm@sha256:0321"]
+    "image",
+    ["r:5000/vllm-openai:0.32.0-cu129", "vllm:nightly", "vllm@sha256:0321", "acme/pf:v1.2.0"],
 )
 def test_images_of_one_version_or_without_a_version_are_a_pair(
     image: str, document: dict[str, Any]
@@ -244,7 +245,11 @@ def test_images_of_one_version_or_without_a_version_are_a_pair(
 
 @pytest.mark.parametrize(
     ("image", "version"),
-    [("my/vllm:v0.31.0-cu129", "0.31.0"), ("vllm:v0.32.1", "0.32.1"), ("a:0.32.0rc1", "0.32.0rc1")],
+    [
+        ("my/vllm-openai:v0.31.0-cu129", "0.31.0"),
+        ("vllm-openai:v0.32.1", "0.32.1"),
+        ("vllm-openai-cpu:0.32.0rc1", "0.32.0rc1"),
+    ],
 )
 def test_images_of_two_versions_are_no_pair(
     image: str, version: str, document: dict[str, Any]

@@ -22,10 +22,10 @@ def kv_transfer_config(
     if given.offload is None:
         return _connector(given.connector, fail | buffers, _of_nixl(given)) if moves_kv else None
     if not moves_kv:
-        return _connector("OffloadingConnector", recompute, _of_offloading(given.offload))
+        return _connector("OffloadingConnector", recompute, _of_offloading(given.offload, engine))
     connectors = [
         _connector(given.connector, buffers, _of_nixl(given)),
-        _connector("OffloadingConnector", {}, _of_offloading(given.offload)),
+        _connector("OffloadingConnector", {}, _of_offloading(given.offload, engine)),
     ]
     return _connector("MultiConnector", fail, {"connectors": connectors})
 
@@ -46,9 +46,10 @@ def _of_nixl(given: KvTransferSpec) -> dict[str, Any]:
     return {**(given.extra_config or {}), **backends}
 
 
-def _of_offloading(given: HostMemorySpec) -> dict[str, Any]:
+def _of_offloading(given: HostMemorySpec, engine: EngineSpec) -> dict[str, Any]:
+    """Each data-parallel rank takes as much as it is given."""
     extra = {
-        "cpu_bytes_to_use": given.memory,
+        "cpu_bytes_to_use": given.memory // engine.data_parallel_size,
         "blocks_per_chunk": given.blocks_per_chunk,
         "eviction_policy": given.eviction_policy,
     }

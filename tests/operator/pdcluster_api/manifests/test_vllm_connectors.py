@@ -70,6 +70,13 @@ def test_mixed_workers_have_host_memory_alone() -> None:
     assert found == {**OFFLOADING, "kv_load_failure_policy": "recompute"}
 
 
+def test_ranks_share_a_worker_s_host_memory() -> None:
+    fields: dict[str, Any] = {"kvTransfer": {"offload": {"memory": "200Gi"}}, "dataParallelSize": 4}
+
+    found = config_of(MIXED, vllm(**fields), role="mixed")["kv_connector_extra_config"]
+    assert found == {"cpu_bytes_to_use": 50 << 30}
+
+
 def test_fields_of_a_role_go_over_those_of_the_spec() -> None:
     own = {"offload": {"memory": "1Gi", "blocksPerChunk": 8, "evictionPolicy": "arc"}}
     changes = (
