@@ -5,15 +5,17 @@ from typing import Any
 import pytest
 import torch
 
-from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.engine import EngineConfig, KvTierConfig
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.engine_settings import SpeculationSettings
 from pdcluster_worker.messages.facts import KVGeometry
+from pdcluster_worker.model import kv_cache
 from pdcluster_worker.model.kv_cache import KVCache, open_cache
 from pdcluster_worker.model.kv_size import (
     STEP_BYTES_PER_TOKEN,
     block_num_bytes,
     blocks_that_fit,
+    check_host_tier,
     check_memory,
     device_blocks,
     fit_length,
@@ -181,6 +183,16 @@ def test_cache_of_a_cpu_has_no_share_and_fits_into_the_memory_of_this_machine() 
     assert cache.num_blocks == (1 << 20) // BLOCK_BYTES
     with pytest.raises(ModelError, match="do not fit into the memory of this worker"):
         open_cache(GEOMETRY, EngineConfig(kv_cache_memory=1 << 50), CPU, 100, GIB)
+
+
+def test_a_host_tier_that_the_worker_s_memory_does_not_hold_is_refused_on_a_device(monkeypatch):
+    engine = EngineConfig(kv_tiers=(KvTierConfig(type="host", size=3 * GIB),))
+    check_host_tier(engine, 4 * GIB)
+    check_host_tier(engine, None)
+    check_host_tier(EngineConfig(), 1)
+    monkeypatch.setattr(kv_cache, "memory_limit", lambda: 4 * GIB - 1)
+    with pytest.raises(ModelError, match=rf"{4 * GIB} bytes of pinned .* {3 * GIB}.*: lower its"):
+        open_cache(GEOMETRY, engine, torch.device("cuda"), 1000, 0)
 
 
 def test_what_does_not_fit_into_the_memory_of_the_worker_is_refused_with_the_bytes() -> None:

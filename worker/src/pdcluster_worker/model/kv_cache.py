@@ -16,6 +16,7 @@ from pdcluster_worker.model.kv_size import (
     block_num_bytes,
     blocks_that_fit,
     cache_tensor,
+    check_host_tier,
     check_memory,
     device_blocks,
 )
@@ -56,6 +57,7 @@ def open_cache(
         )
         cache = KVCache(geometry, num_blocks)
     else:
+        check_host_tier(engine, memory_limit())
         total, taken = device_memory(engine, device)
         taken += weight_bytes
         num_blocks = device_blocks(

@@ -165,6 +165,24 @@ def check_memory(
         )
 
 
+def check_host_tier(engine: EngineConfig, limit: int | None) -> None:
+    """Refuse a host tier that memory does not hold, of a worker whose KV is on a device.
+
+    limit: memory of the container or the machine; None = unknown.  Raises ModelError.
+    """
+    if limit is None or not engine.host_tier_bytes:
+        return
+    # torch rounds pinned memory up to a power of two
+    needed = (1 << (engine.host_tier_bytes - 1).bit_length()) * engine.data_parallel_size
+    if needed > limit:
+        raise ModelError(
+            f"engine.kvTiers of type host takes {needed} bytes of pinned memory (its size of "
+            f"{engine.host_tier_bytes}, up to a power of two, in each engine), and this worker has "
+            f"{limit} bytes: lower its size, or give the worker more (in a cluster: the memory "
+            "limit of its role's resources)"
+        )
+
+
 def fit_length(
     info: ModelInfo, num_blocks: int, engine: EngineConfig, drafts_for: EngineConfig | None = None
 ) -> ModelInfo:
