@@ -73,6 +73,29 @@ async def scene() -> AsyncIterator[Scene]:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@pytest.mark.parametrize(("free", "expected"), [(2, 1), (3, 0)])
+async def test_a_prompt_goes_to_an_engine_with_room_for_it(scene, free, expected):
+    await scene.say(0, stats(free_blocks=free))
+    await scene.say(1, replace(stats(free_blocks=20), num_running=2))
+
+    assert scene.engines.open("r", list, 9).engine.rank == expected
+
+
+async def test_a_prompt_that_fits_nowhere_goes_to_the_least_loaded(scene):
+    await scene.say(0, stats(free_blocks=1))
+    await scene.say(1, replace(stats(free_blocks=2), num_running=2))
+
+    assert scene.engines.open("r", list, 99).engine.rank == 0
+
+
+async def test_a_prompt_needs_no_room_for_what_is_cached(scene):
+    await scene.say(0, BlockEvents(BLOCKS[:1], [], 1))
+    await scene.say(0, stats(free_blocks=2))
+    await scene.say(1, stats(free_blocks=20))
+
+    assert scene.engines.open("r", lambda: BLOCKS, 9).engine.rank == 0
+
+
 @pytest.mark.parametrize(
     ("scores", "matches", "expected"),
     [

@@ -102,7 +102,9 @@ class PeerRequestHandler:
             worker.traces.of(spec.request_id, role=self._hello.role, decode_worker=peer),
             worker.request(),
         ):
-            handle = worker.engines.open(spec.request_id, lambda: worker.hashes(spec))
+            handle = worker.engines.open(
+                spec.request_id, lambda: worker.hashes(spec), spec.num_tokens
+            )
             try:
                 handle.send(Prefill(spec, target))
                 while True:
@@ -148,7 +150,9 @@ class PeerRequestHandler:
         if not self.needs_credit:
             raise RequestError(f"this is a {self._hello.role} worker: it takes no prefix")
         with worker.request():
-            handle = worker.engines.open(spec.request_id, lambda: worker.hashes(spec))
+            handle = worker.engines.open(
+                spec.request_id, lambda: worker.hashes(spec), spec.num_tokens
+            )
             try:
                 blocks = await handle.receive(spec)
                 if isinstance(blocks, ReceiveRefused):

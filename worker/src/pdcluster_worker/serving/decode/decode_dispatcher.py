@@ -80,7 +80,9 @@ class DecodeDispatcher:
         with self._worker.estimation.tracking(spec) as tracked:
             if self._worker.policy.estimation.late_groups != "Keep":
                 spec = replace(spec, group=tracked.request.due_group)
-            handle = self._worker.engines.open(spec.request_id, lambda: self._worker.hashes(spec))
+            handle = self._worker.engines.open(
+                spec.request_id, lambda: self._worker.hashes(spec), spec.num_tokens
+            )
             handle.outputs.on_preempted = partial(self._short_of_blocks, handle.outputs, spec)
             timer = self._decider.timer(spec)
             request = DecodeRequest(spec, admitted.prefill, handle, timer, tracked)

@@ -70,6 +70,12 @@ class Engine:
     def serves(self) -> bool:
         return self.client.problem is None
 
+    def has_room(self, num_tokens: int, num_cached: int) -> bool:
+        """Return whether its free blocks suffice, as last reported.  num_cached: blocks."""
+        needed = -(-num_tokens // self.facts.geometry.block_size) - num_cached
+        stats = self.client.stats
+        return stats is None or stats.free_blocks >= max(1, needed)
+
     @property
     def score(self) -> int:
         """Its load: of its last report, and requests that this report does not know."""
@@ -238,15 +244,20 @@ class Engines:
             for engine, state in ordered
         ]
 
-    def open(self, request_id: str, hashes: Callable[[], Sequence[bytes]]) -> RequestHandle:
-        """Choose an engine for a request, and listen for its outputs.  Raises RequestError."""
+    def open(
+        self, request_id: str, hashes: Callable[[], Sequence[bytes]], num_tokens: int = 0
+    ) -> RequestHandle:
+        """Choose an engine for a request, and listen for its outputs.  Raises RequestError.
+
+        num_tokens: of the prompt, for which the engine is to have room.
+        """
         if any(engine.client.knows(request_id) for engine in self):
             raise RequestError(
                 f"request id {request_id} is already being served",
                 status=409,
                 code="duplicate_request",
             )
-        engine = self._choose(hashes)
+        engine = self._choose(hashes, num_tokens)
         handle = RequestHandle(engine, engine.client.open(request_id))
         self.on_open(engine)
         return handle
@@ -265,7 +276,7 @@ class Engines:
     def hashes(self) -> set[bytes]:
         return set().union(*(self._blocks.hashes(_key(engine)) for engine in self))
 
-    def _choose(self, hashes: Callable[[], Sequence[bytes]]) -> Engine:
+    def _choose(self, hashes: Callable[[], Sequence[bytes]], num_tokens: int) -> Engine:
         serving = [engine for engine in self if engine.serves]
         if not serving:
             problem = self.problem or ""
@@ -275,11 +286,17 @@ class Engines:
         # Ties go round, so that idle engines are not filled from the first one on.
         in_turn = sorted(serving, key=lambda engine: engine.rank <= self._last)
         known = hashes()
-        matches = [
-            max(self._blocks.match(_key(engine), known), self._sent.match(engine.rank, known))
+        matches = {
+            engine: max(
+                self._blocks.match(_key(engine), known), self._sent.match(engine.rank, known)
+            )
             for engine in in_turn
-        ]
-        chosen = in_turn[choose([engine.score for engine in in_turn], matches)]
+        }
+        with_room = [
+            engine for engine in in_turn if engine.has_room(num_tokens, matches[engine])
+        ] or in_turn
+        scores = [engine.score for engine in with_room]
+        chosen = with_room[choose(scores, [matches[engine] for engine in with_room])]
         self._last = chosen.rank
         self._sent.add(chosen.rank, known)
         return chosen
