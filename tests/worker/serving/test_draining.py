@@ -218,17 +218,19 @@ async def test_drained_worker_drains_again_while_something_slipped_in(holder):
     assert holder.states == ["draining", "drained", "draining", "drained"]
 
 
-async def test_a_command_is_noticed_after_a_time_and_an_end_at_once(holder, monkeypatch):
+@pytest.mark.parametrize("name", ["command", "leave_role"])
+async def test_a_command_is_noticed_after_a_time_and_an_end_at_once(holder, monkeypatch, name):
+    command = getattr(holder.drain, name)
     assert holder.drain.is_noticed
-    holder.drain.command(True)
+    command(True)
     assert not holder.drain.is_noticed
     monkeypatch.setattr(draining, "NOTICE_SECONDS", 0.0)
-    holder.drain.command(True)  # the same one
+    command(True)  # the same one
     assert holder.drain.is_noticed
 
     monkeypatch.undo()
-    holder.drain.command(False)
-    holder.drain.command(True)
+    command(False)
+    command(True)
     assert not holder.drain.is_noticed
     holder.drain.end()
     assert holder.drain.is_noticed

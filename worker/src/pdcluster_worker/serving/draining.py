@@ -60,7 +60,7 @@ class DrainController:
         self._num_failures = 0
         self._polled_seconds = -inf
         self._is_commanded = False
-        self._commanded_seconds = 0.0
+        self._requested_seconds = 0.0  # when the first of both commands came
         self._commanded_grace: float = inf
         self._is_ending = False
         self._ending_seconds = 0.0
@@ -80,8 +80,8 @@ class DrainController:
     @property
     def is_noticed(self) -> bool:
         """False while clients may be led here by a Service that does not know of the command."""
-        since = asyncio.get_running_loop().time() - self._commanded_seconds
-        return self._is_ending or not self._is_commanded or since >= NOTICE_SECONDS
+        since = asyncio.get_running_loop().time() - self._requested_seconds
+        return self._is_ending or not self.is_requested or since >= NOTICE_SECONDS
 
     @property
     def seconds_left(self) -> float:
@@ -97,15 +97,19 @@ class DrainController:
         less of it than its template says.
         """
         self._commanded_grace = grace_seconds
-        if present and not self._is_commanded:
-            self._commanded_seconds = asyncio.get_running_loop().time()
+        self._note_request(present)
         self._is_commanded = present
         self._request_stop()
 
     def leave_role(self, present: bool) -> None:
         """The worker is to have another role: it finishes the work of this one first."""
+        self._note_request(present)
         self._leaves_role = present
         self._request_stop()
+
+    def _note_request(self, present: bool) -> None:
+        if present and not self.is_requested:
+            self._requested_seconds = asyncio.get_running_loop().time()
 
     def end(self) -> None:
         """The process is to end; no command takes that back."""
