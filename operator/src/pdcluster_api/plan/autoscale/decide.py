@@ -103,7 +103,7 @@ def decide(
     pair = flexible_pair(spec)
     if pair is not None and spec.autoscale.mode == "On" and any(sizes.values()):
         plan = FlipPlan.of(pair, pools, base, replicas)
-        flips = plan_flips(plan, needs, spec.autoscale, memory=flips, now=clock.now, trace=trace)
+        flips = plan_flips(plan, needs, spec, memory=flips, now=clock.now, trace=trace)
         memory = replace(memory, flips=flips)
         replicas, flipped = plan.replicas(), plan.flipped
     changed = any(replicas[pool.key] != pool.facts.num_requested for pool in pools)

@@ -5,7 +5,7 @@ Sizes are of workers that serve a role. A flip moves one between the two pools; 
 keep their sizes, so no accelerator is held for it.  One is under way at a time.  It waits until
 need and spare have lasted for what two changes of role cost, but no longer than for the window of
 a scale down; a worker that would go changes at once.  A worker goes back when its role needs it,
-or when the other one shrinks.
+at once where that has none ready, or when the other one shrinks.  No role gives its last ready one.
 """
 
 import math
@@ -17,6 +17,7 @@ from pdcluster_api.plan.autoscale.pools import Band, Pool, Vector, capacity
 from pdcluster_api.plan.autoscale.values import DecisionTrace, FlipMemory
 from pdcluster_api.plan.observed.state import DecisionStep, Flipped
 from pdcluster_schema.autoscale import AutoscaleSpec
+from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.workload import PoolKey
 
 OTHER = {"prefill": "decode", "decode": "prefill"}
@@ -90,6 +91,10 @@ class FlipPlan:
         """Workers that serve a role with one of the other, in place of one that it grows by."""
         return max(self.size(role), min(self.size(role), self.had(role)) + 1)
 
+    def may_lose_ready(self, role: str) -> bool:
+        """Return whether a role has a ready worker without the one that leaves it."""
+        return self.pools[role].facts.ready > 1
+
     def total(self, role: str, sizes: Vector) -> int:
         return sum(sizes[pool.key] for pool in self.every if pool.role == role)
 
@@ -127,7 +132,7 @@ class FlipPlan:
 def plan_flips(
     plan: FlipPlan,
     needs: Needs,
-    spec: AutoscaleSpec,
+    spec: PDClusterSpec,
     *,
     memory: FlipMemory,
     now: float,
@@ -135,18 +140,25 @@ def plan_flips(
 ) -> FlipMemory:
     """Change `plan` by one flip at most; returns what the next decision has to know."""
     memory = _timed(memory, now, is_flipping=plan.is_flipping)
+    limit = spec.rollout.drain_timeout_seconds or max(
+        rules.FLIP_LIMIT_SECONDS, spec.autoscale.scale_down.window_seconds
+    )
+    if memory.begun is not None and memory.source and now - memory.begun >= limit:
+        why = f"a worker of {memory.source} keeps its role: it has not drained within {limit:g} s"
+        plan.move(OTHER[memory.source], trace, why)
+        _keep_home(plan, trace)
+        return FlipMemory(last=now, seconds=now - memory.begun)
     source = _returns(plan) or _given_back(plan)
-    if source is not None and plan.may_change:
-        role = OTHER[source]
-        below = plan.size(role) < plan.pools[role].low
-        why = f"{role} is below its minReplicas" if below else f"{source} needs it no longer"
+    may_lose = source is not None and plan.may_lose_ready(source)
+    if source is not None and may_lose and plan.may_change:
+        role, why = OTHER[source], _why_back(plan, source)
         plan.move(source, trace, f"a worker of {role} takes its own role again: {why}")
-        memory = replace(memory, begun=now, last=now, request=None)
+        memory = replace(memory, begun=now, last=now, request=None, source=None)
     else:
-        if source is not None and plan.is_flipping:
+        if source is not None and (plan.is_flipping or not may_lose):
             key = plan.pools[source].key
             plan.sizes[key] = max(plan.sizes[key], plan.base[key])
-        memory = _flip(plan, needs, spec, memory=memory, now=now, trace=trace)
+        memory = _flip(plan, needs, spec.autoscale, memory=memory, now=now, trace=trace)
     _keep_home(plan, trace)
     return memory
 
@@ -155,15 +167,26 @@ def _timed(memory: FlipMemory, now: float, *, is_flipping: bool) -> FlipMemory:
     """The same with the time that a flip took, once it has ended."""
     if memory.begun is None or is_flipping or now <= memory.begun:
         return memory
-    return replace(memory, begun=None, seconds=now - memory.begun)
+    return replace(memory, begun=None, seconds=now - memory.begun, source=None)
 
 
 def _returns(plan: FlipPlan) -> str | None:
-    """The role that gives a worker back to one which is below its minimum."""
+    """The role that gives a worker back to one which is below its minimum, or has none ready."""
     home, host = plan.home, OTHER[plan.home]
-    is_below = plan.size(home) < plan.pools[home].low
-    spare = plan.size(host) - max(1, plan.pools[host].low)
-    return host if plan.away and is_below and spare > 0 else None
+    pool, spare = plan.pools[home], plan.size(host) - max(1, plan.pools[host].low)
+    is_silent = not pool.facts.ready and plan.may_lose_ready(host)
+    is_silent = is_silent and plan.with_one_more(home) <= pool.high
+    is_short = plan.size(home) < pool.low or is_silent
+    return host if plan.away and is_short and spare > 0 else None
+
+
+def _why_back(plan: FlipPlan, source: str) -> str:
+    role = OTHER[source]
+    if plan.size(role) < plan.pools[role].low:
+        return f"{role} is below its minReplicas"
+    if not plan.pools[role].facts.ready:
+        return f"{role} has no ready worker"
+    return f"{source} needs it no longer"
 
 
 def _given_back(plan: FlipPlan) -> str | None:
@@ -196,7 +219,7 @@ def _flip(
         return memory
     why = _why(plan, short, needs, now - since)
     plan.move(source, trace, why)
-    return replace(memory, begun=now, last=now, request=None)
+    return replace(memory, begun=now, last=now, request=None, source=source)
 
 
 def _why(plan: FlipPlan, short: str, needs: Needs, seconds: float) -> str:
@@ -229,6 +252,8 @@ def _helps(plan: FlipPlan, short: str, needs: Needs, spec: AutoscaleSpec) -> boo
         return False
     if giver.facts.ending or taker.facts.ending:
         return False  # their accelerators become free
+    if not plan.may_lose_ready(source):
+        return False
     has = plan.total(source, plan.base)
     rest = min(plan.size(source), plan.had(source) - 1)
     if has <= max(1, needs.needed[source]) or rest < max(1, giver.low):

@@ -27,6 +27,10 @@ FLIP_BACK: Final = "flipBack"  # it takes its own again
 FLIP_SECONDS: Final = 60.0
 FLIP_COST: Final = 2.0
 
+# After this time, or the window of a scale down if that is longer, a worker that has not drained
+# keeps its role, where rollout.drainTimeoutSeconds sets no limit
+FLIP_LIMIT_SECONDS: Final = 600.0
+
 # Rounds of scrapes after which a new worker is thought to carry its part; its source gives a new
 # decode worker as many intervals
 GRACE_ROUNDS: Final = 3

@@ -178,6 +178,7 @@ class FlipMemory:
     # the role that misses a worker which the other can give, and since when
     request: tuple[str, float] | None = None
     begun: float | None = None  # when the one under way was decided
+    source: str | None = None  # the role whose worker that is; None = it goes back
     last: float = -math.inf  # when the last one was
     seconds: float = 0.0  # that the last one took, most of it to drain
 

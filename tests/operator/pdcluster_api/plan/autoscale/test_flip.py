@@ -1,5 +1,6 @@
 """Workers of flexible pools change their role where budget stops the other one from growing."""
 
+import math
 from typing import Any
 
 import pytest
@@ -73,6 +74,37 @@ def test_no_worker_changes_its_role_where(found: FlipWorld):
     assert found.run(280).flipped is None
 
 
+def test_last_ready_worker_of_a_role_keeps_it():
+    found = world(2, 2, load=(BUSY, SPARE))
+    found.since[D][1] = math.inf  # evicted, and no node takes it
+    assert found.run(280).flipped is None
+    found.since[D][1] = found.now - found.start_seconds
+    assert found.run(100).flipped == Flipped(D, P, 1)
+
+
+def test_worker_of_the_other_role_stays_while_it_is_the_last_ready_one():
+    found = world(lows=(2, 1)).run(150)
+    assert found.flips == 1
+    found.since[D][:] = [math.inf] * 2
+    found.load = {"prefill": SPARE, "decode": SPARE}
+    assert found.run(490).flips == 1
+    found.since[D][0] = found.now - found.start_seconds
+    assert found.run(400).flips == 0
+
+
+@pytest.mark.parametrize("host_ready", [1, 2])
+def test_role_without_a_ready_worker_gets_its_flipped_one_back(host_ready: int):
+    found = world(2, 2, scaleDown={"windowSeconds": 3600}).run(100)
+    assert found.flips == 1
+    found.run(30)
+    found.since[P][1] = math.inf
+    found.since[D][:] = [-math.inf if each < host_ready - 1 else math.inf for each in range(2)]
+    outcome = found.decide()
+    assert found.flips == (0 if host_ready > 1 else 1)
+    if host_ready > 1:
+        assert "prefill has no ready worker" in outcome.decision.steps[-1].why
+
+
 @pytest.mark.parametrize(("prefill_load", "flips"), [(SPARE, 1), (2.1, 0)])
 def test_queue_for_blocks_of_decode_keeps_no_prefill_worker(prefill_load: float, flips: int):
     found = world(load=(prefill_load, BUSY))
@@ -123,6 +155,17 @@ def test_one_worker_at_a_time_changes_its_role():
     found = world(4, 2, load=(SPARE, 6.0), drain_seconds=1000.0, scaleDown={"windowSeconds": 3600})
     assert found.run(900).flips == 1
     assert found.run(2200).flips == 2
+
+
+def test_worker_that_does_not_drain_keeps_its_role():
+    found = world(drain_seconds=2000.0).run(100)
+    assert found.flips == 1
+    found.run(550)
+    assert found.flips == 1
+    found.run(20)
+    assert found.flips == 0
+    whys = [step.why for each in found.outcomes for step in each.decision.steps]
+    assert "a worker of prefill keeps its role: it has not drained within 600 s" in whys
 
 
 def test_role_that_needs_no_more_gives_the_worker_back_before_it_shrinks():
