@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.plan.autoscale.values import Outcome
 from pdcluster_api.plan.cluster import PoolAccelerators
-from pdcluster_api.plan.observed.state import Previous
+from pdcluster_api.plan.observed.state import Previous, ScalingDecision
 from pdcluster_api.plan.status.transfers import FIELD
 from pdcluster_schema import conditions as words
 from pdcluster_schema.pdcluster import PDClusterSpec
@@ -27,6 +27,9 @@ SHOWN = (
     words.KV_TIERS_AVAILABLE,
     words.OTHER_MODELS_SERVED,
 )
+
+# Roles that a worker has before and after
+_FLIPS = (("prefill", "decode"), ("decode", "prefill"))
 
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -176,6 +179,13 @@ class AutoscaleMetrics:
             ["namespace", "pdcluster"],
             registry=registry,
         )
+        self._flips = Counter(
+            "pdcluster_operator_role_flips",
+            "Workers that were given the other role, by the role that they had and the one that "
+            "they were to have.",
+            ["namespace", "pdcluster", "from", "to"],
+            registry=registry,
+        )
         self._problems = _ClusterGauge(
             "pdcluster_operator_autoscale_problems",
             "What stands in the autoscaler's way, by reason.",
@@ -194,14 +204,37 @@ class AutoscaleMetrics:
             is_changed = (decision.replicas, decision.flipped) != (old.replicas, old.flipped)
         if is_changed:
             self._changes.labels(*key).inc()
+        self._count_flips(key, decision, None if before is None else before.decision)
         self._replicas.show(key, replicas.items())
         reasons = Tally(problem.reason for problem in decision.problems)
         self._problems.show(key, (((reason,), number) for reason, number in reasons.items()))
+
+    def _count_flips(
+        self, key: Key, decision: ScalingDecision, before: ScalingDecision | None
+    ) -> None:
+        if {role for role, _ in decision.replicas} == {"prefill", "decode"}:
+            for roles in _FLIPS:  # there from the start too
+                self._flips.labels(*key, *roles)
+        if before is None:
+            return
+        moved = _num_away(decision) - _num_away(before)
+        if moved:
+            self._flips.labels(*key, *_FLIPS[moved < 0]).inc(abs(moved))
 
     def forget(self, key: Key) -> None:
         self._replicas.show(key, ())
         self._problems.show(key, ())
         self._changes.remove(*key)
+        for roles in _FLIPS:
+            self._flips.remove(*key, *roles)
+
+
+def _num_away(decision: ScalingDecision) -> int:
+    """Workers of prefill that serve decode; negative = the other way round."""
+    flipped = decision.flipped
+    if flipped is None:
+        return 0
+    return flipped.workers if flipped.home[0] == "prefill" else -flipped.workers
 
 
 class _ClusterGauge:

@@ -2,6 +2,7 @@
 last.
 """
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,7 +11,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.plan.autoscale.values import Memory, Outcome
-from pdcluster_api.plan.observed.state import Problem, ScalingDecision
+from pdcluster_api.plan.observed.state import Flipped, Problem, ScalingDecision
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, ControllerMetrics
 from pdcluster_schema.conditions import KV_TRANSFER_VERIFIED
 from pdcluster_schema.load import parse
@@ -163,6 +164,24 @@ def test_a_decision_is_shown_in_place_of_the_one_before_until_the_pdcluster_is_g
     assert shown(registry, "autoscale_replicas", "pool") == {("research", "cpu"): 1.0}
     metrics.show(ONE, outcome("cpu"), None)  # one of that name again
     assert shown(registry, "autoscale_replicas", "pool") == pools
+
+
+def test_flips_are_counted_by_the_roles_before_and_after() -> None:
+    def flipped(number: int) -> Outcome:
+        keys = ("prefill", "gpu"), ("decode", "gpu")
+        decision = ScalingDecision(dict.fromkeys(keys, 3), flipped=Flipped(*keys, number))
+        return Outcome(replace(decision, flipped=decision.flipped if number else None), Memory())
+
+    registry = CollectorRegistry()
+    metrics, before = AutoscaleMetrics(registry), None
+    for number in (0, 1, 1, 2, 1):
+        after = flipped(number)
+        metrics.show(ONE, after, before)
+        before = after
+    found = {("models", "prefill"): 2.0, ("models", "decode"): 1.0}
+    assert shown(registry, "role_flips_total", "from") == found
+    metrics.forget(ONE)
+    assert not shown(registry, "role_flips_total", "from")
 
 
 def test_showing_a_pdcluster_searches_no_series_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
