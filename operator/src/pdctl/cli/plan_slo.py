@@ -18,6 +18,7 @@ from pdctl.cli.options import cannot_write
 from pdctl.cli.progress import shown_progress
 from pdctl.cli.table import table
 from pdctl.sizing import tables
+from pdctl.sizing.layouts import layouts_of, uneven_notes
 from pdctl.sizing.manifest import PlannedModel, manifest_of, manifest_text
 from pdctl.sizing.report import (
     PlanReport,
@@ -38,7 +39,7 @@ from pdctl.sizing.search import (
     fastest,
     placements,
 )
-from pdctl.sizing.shape import TransformerShape, read_shape
+from pdctl.sizing.shape import read_shape
 
 _MAX_RANKS = 8  # of one worker: a node; GB200 and GB300 have nodes of four
 _NODES = {"GB200": 4, "GB300": 4}
@@ -117,7 +118,7 @@ def plan_for_objective(options: SloOptions) -> None:
     chosen = report.chosen
     if not chosen:
         raise _none_fits(all_placements, profiles, given)
-    planned = PlannedModel(Path(model).resolve().name, options.engine, found.has_fp8_kv)
+    planned = found.planned(Path(model).resolve().name, options.engine)
     document = manifest_of(planned, chosen[0], given)
     parse_applied(document)
     _print(report, document, options)
@@ -245,9 +246,9 @@ class _Profiles:
             return self._tables.sequence_kv_bytes(num_tokens)
         return sequence_kv_bytes(self._shape, num_tokens)
 
-    @property
-    def has_fp8_kv(self) -> bool:
-        return self._tables is not None and self._tables.has_fp8_kv
+    def planned(self, folder: str, engine: Engine) -> PlannedModel:
+        has_fp8_kv = self._tables is not None and self._tables.has_fp8_kv
+        return PlannedModel(folder, engine, has_fp8_kv, self._shape.max_length)
 
     def _known(self, model: str, engine: Engine) -> tables.SiliconTables | None:
         """None = by roofline."""
@@ -288,6 +289,7 @@ class _Profiles:
                 self.notes.append(f"Hole in the tables: {', '.join(where)}: {hole.rstrip('.')}.")
             self._unfit += self._tables.unfit
             self.notes += self._measured_notes()
+        self.notes += uneven_notes(self._shape, max(map(self._most, self._gpus)))
         if not found:
             raise self._does_not_fit()
         if self._unfit:
@@ -311,7 +313,7 @@ class _Profiles:
         return self._kv_bytes(self._goal.input_tokens + self._goal.output_tokens)
 
     def _of(self, gpu: str) -> list[EngineProfile]:
-        layouts = _layouts(self._shape, self._most(gpu))
+        layouts = layouts_of(self._shape, self._most(gpu))
         if self._tables and gpu in tables.SYSTEMS:
             found = self._tables.profiles(gpu, layouts, self._goal)
             without = [each for each in self._tables.unfit if each.startswith(f"{gpu} ")]
@@ -357,15 +359,6 @@ class _Profiles:
 
 def _counted(gpus: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {gpu}" for gpu, number in gpus.items())
-
-
-def _layouts(shape: TransformerShape, most: int) -> list[RankLayout]:
-    sizes = [size for size in (1, 2, 4, 8) if size <= most]
-    found = [RankLayout(size) for size in sizes]
-    if shape.experts:
-        found += [RankLayout(size, 1, True) for size in sizes if size > 1]
-        found += [RankLayout(1, size, True) for size in sizes if size > 1]
-    return found
 
 
 def _check_speed_of_light(profiles: Sequence[EngineProfile], given: SearchInput) -> None:

@@ -10,7 +10,7 @@ import yaml
 
 from pdcluster_schema.latency import LATENCY_BUCKETS
 from pdcluster_schema.pdcluster import KIND
-from pdctl.sizing.search import Placement, PlannedRole, SearchInput
+from pdctl.sizing.search import Objective, Placement, PlannedRole, SearchInput
 from pdctl.sizing.tables import MEMORY_SHARE
 from pdctl.sizing.waiting import streams_at
 
@@ -22,27 +22,33 @@ _NAME_LENGTH = 30
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """folder: of the model in the volume `models`; has_fp8_kv: the plan has KV of one byte."""
+    """folder: of the model in the volume `models`; has_fp8_kv: the plan has KV of one byte;
+    max_length: tokens of a request, 0 = not known.
+    """
 
     folder: str
     engine: str
     has_fp8_kv: bool
+    max_length: int = 0
 
 
 def manifest_of(model: PlannedModel, plan: Placement, given: SearchInput) -> dict[str, Any]:
     goal = given.objective
     name = re.sub("[^a-z0-9]+", "-", model.folder.lower()).strip("-").lstrip("0123456789-")
+    engine: dict[str, Any] = {
+        "type": model.engine,
+        "image": _IMAGES[model.engine],
+        "deviceMemoryShare": MEMORY_SHARE,
+    }
+    if length := _max_model_len(model, plan, goal):
+        engine["maxModelLen"] = length
     spec: dict[str, Any] = {
         "model": {
             "name": model.folder,
             "pvc": {"claimName": "models"},
             "path": model.folder,
         },
-        "engine": {
-            "type": model.engine,
-            "image": _IMAGES[model.engine],
-            "deviceMemoryShare": MEMORY_SHARE,
-        },
+        "engine": engine,
         "roles": {role.role: _role(role, model, given) for role in plan.roles},
         "qos": {
             "slo": {
@@ -67,6 +73,16 @@ def manifest_of(model: PlannedModel, plan: Placement, given: SearchInput) -> dic
         "metadata": {"name": name[:_NAME_LENGTH].rstrip("-") or "model"},
         "spec": spec,
     }
+
+
+def _max_model_len(model: PlannedModel, plan: Placement, goal: Objective) -> int:
+    """Length of a request in all roles: an engine whose KV does not hold one refuses to start.
+    0 = the model's own, which is not known.
+    """
+    if not model.max_length:
+        return 0
+    held = min(role.profile.kv_tokens for role in plan.roles)
+    return max(min(model.max_length, held), goal.input_tokens + goal.output_tokens)
 
 
 def break_even_tokens(decode: PlannedRole, itl_seconds: float) -> int:

@@ -25,7 +25,9 @@ _ATTENTION_FAMILIES = "num_hidden_layers, hidden_size and num_attention_heads"
 class TransformerShape:
     """weights, active_weights: parameters, all and of one token; weight_bytes: of one parameter;
     is_weight_only: quantized weights meet activations of 16 bits;
-    is_block_fp8: weights in FP8 with a scale for each block.
+    is_block_fp8: weights in FP8 with a scale for each block;
+    heads, kv_heads: of attention, kv_heads 0 = one latent KV of all;
+    max_length: tokens of a request, 0 = not said.
     """
 
     weights: float
@@ -36,6 +38,14 @@ class TransformerShape:
     experts_per_token: int
     is_block_fp8: bool
     is_weight_only: bool
+    heads: int = 0
+    kv_heads: int = 0
+    max_length: int = 0
+
+    def takes_tensor_ranks(self, number: int) -> bool:
+        """Return whether each rank has whole heads, those of KV divided or repeated."""
+        kv = self.kv_heads or number
+        return self.heads % number == 0 and (kv % number == 0 or number % kv == 0)
 
     def weights_read(self, tokens: int) -> float:
         """Parameters that a step of so many tokens reads: those of the experts that they meet."""
@@ -94,6 +104,11 @@ def _of_config(config: Mapping[str, Any], layers: int, hidden: int, heads: int) 
         experts_per_token=chosen,
         is_block_fp8=bool((config.get("quantization_config") or {}).get("weight_block_size")),
         is_weight_only=_is_weight_only(config.get("quantization_config") or {}),
+        heads=heads,
+        kv_heads=0
+        if config.get("kv_lora_rank")
+        else int(config.get("num_key_value_heads") or heads),
+        max_length=int(config.get("max_position_embeddings") or 0),
     )
 
 

@@ -137,7 +137,10 @@ class SiliconTables:
             try:
                 kv_tokens = self._kv_tokens(target, modes)
                 handle = self._compiled(target, modes)
-                handle.predict_prefill_latency(1, target.objective.input_tokens)
+                goal = target.objective
+                handle.predict_prefill_latency(1, goal.input_tokens)
+                handle.decode_step_latency(1, goal.input_tokens, max(2, goal.output_tokens))
+                self._measure(handle, target)
             except errors as e:
                 fault = _first_line(e)
                 if "no KV budget" in fault:
@@ -146,7 +149,6 @@ class SiliconTables:
                 continue
             if modes:
                 self._note("no attention in FP8, so it is taken in BF16", target)
-            self._measure(handle, target)
             return self._filled(handle, target, kv_tokens)
         self._note(fault, target)
         return None

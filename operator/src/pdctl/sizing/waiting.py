@@ -39,7 +39,8 @@ def wait_seconds(
     scale = service_seconds / (2.0 * servers * (1.0 - utilization))
     if percentile is None:
         return waits * scale
-    return scale * max(0.0, math.log(waits / (1.0 - percentile / 100.0)))
+    share = 1.0 - percentile / 100.0
+    return scale * math.log(waits / share) if waits > share else 0.0
 
 
 def max_utilization(

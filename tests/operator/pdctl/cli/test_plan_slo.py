@@ -70,6 +70,16 @@ def test_a_folder_is_planned_by_the_roofline_into_a_cluster_that_renders(folder,
 
 
 @pytest.mark.usefixtures("_without_tables")
+def test_ranks_that_do_not_divide_the_heads_are_left_out(folder):
+    (folder / "config.json").write_text(
+        json.dumps(LLAMA | {"num_attention_heads": 28, "num_key_value_heads": 4})
+    )
+    found = json.loads(plan("--model", folder, "--gpu", "H100=8", "--json", *GOAL).stdout)
+    assert "Left out: TP8: 28 heads, 4 of KV, cannot be divided so." in found["notes"]
+    assert "TP8" not in json.dumps(found["placements"])
+
+
+@pytest.mark.usefixtures("_without_tables")
 def test_json_has_both_figures_the_front_and_the_manifest(folder):
     done = plan("--model", folder, "--gpu", "H100=8", "--json", *GOAL)
     found = json.loads(done.stdout)

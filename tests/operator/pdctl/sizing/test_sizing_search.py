@@ -35,6 +35,21 @@ GIVEN = SearchInput(
 )
 
 
+def test_no_wait_where_fewer_wait_than_the_percentile_leaves_out():
+    assert wait_seconds(1.0, 256, 0.1, 99.0) == 0.0
+    assert wait_seconds(1.0, 8, 0.0, 90.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("model_length", "written"),
+    [(0, None), (4096, 4096), (131072, 100_000), (500, 1101)],
+)
+def test_manifest_has_no_longer_requests_than_the_kv_of_both_roles(model_length, written):
+    one = _splits(GIVEN, FAST, WIDE)[0]
+    spec = manifest_of(PlannedModel("m", "vllm", False, model_length), one, GIVEN)["spec"]
+    assert spec["engine"].get("maxModelLen") == written
+
+
 def _splits(given, *profiles):
     return [one for one in placements(profiles, given) if one.kind == "split"]
 
