@@ -11,6 +11,7 @@ from pdcluster_schema.accelerators import accelerators
 from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.sections import PoolSpec
+from pdcluster_schema.vllm_flags import flags_of
 from pdcluster_schema.workload import PoolKey
 from pdcluster_simulator.load_trace import drawn_requests, read_loads
 from pdcluster_simulator.step_model import FORMAT, StepModel, read_step_model
@@ -27,6 +28,7 @@ _LONG = Objective(8192, 64, 1e3, 1e3)
 
 # Outside of the model, of an engine on a GPU; estimates, since no GPU was there to measure them.
 _STEP_SECONDS, _REQUEST_SECONDS, _HOP_SECONDS = 0.0005, 0.003, 0.0005
+_EXPERT_PARALLEL = ("enable-expert-parallel", "ep-size", "expert-parallel-size")
 _AT_ONCE = 1e15  # bytes a second
 
 
@@ -119,7 +121,9 @@ def _computed(
         reason = f"{gpu} has no step times"
         return reason, "give --steps FILE, or --model NAME or FOLDER for the tables"
     engine = spec.engine_of(role)
-    layout = RankLayout(engine.tensor_parallel_size)
+    layout = RankLayout(
+        engine.tensor_parallel_size, is_expert_parallel=_is_expert_parallel(engine.args or ())
+    )
     if gpu in tables.SYSTEMS and gpu in accelerators() and tables.is_installed():
         known = tables.known_models().get(tables.short_name(model))
         if known is not None or Path(model).is_dir():
@@ -138,6 +142,18 @@ def _computed(
         reason = f"{gpu}: weights and the KV of a prompt of {_LONG.input_tokens} do not fit"
         return reason, "raise engine.tensorParallelSize"
     return _times(spec, short, long, float(sequence_kv_bytes(shape, 1)))
+
+
+def _is_expert_parallel(args: Sequence[str]) -> bool:
+    """By flags of vLLM and SGLang.  Engines of several data-parallel ranks are refused before.
+
+    >>> _is_expert_parallel(["--seed=1", "-ep"]), _is_expert_parallel(["--ep-size", "8"])
+    (True, True)
+    >>> _is_expert_parallel(["--ep-size=1", "--no-enable-expert-parallel"])
+    False
+    """
+    values = {flag.name: flag.value for flag in flags_of(args)}
+    return any(values.get(name, "1") not in ("1", "false") for name in _EXPERT_PARALLEL)
 
 
 def _times(
