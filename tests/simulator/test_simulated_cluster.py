@@ -262,6 +262,37 @@ def test_figures_are_those_of_the_requests():
     assert sum(each.good for each in moments) * 5.0 == pytest.approx(20)
 
 
+def test_requests_that_have_not_ended_are_a_part_of_all():
+    recorder = run(make_trace((0.0, 64, 11), (0.5, 64, 11)), make_cluster({"mixed": 1})).recorder
+    recorder.num_arrived += 2
+    found = summarize(recorder, 1.0, 0.02)
+    assert found.good_ratio == 0.5
+    assert found.outcomes == {"complete": 2, "unfinished": 2}
+
+
+def test_cell_that_ends_first_stays_as_it_was():
+    short, long = (
+        run(make_trace((0.0, 64, 11), (last, 64, 11)), make_cluster({"mixed": 1})).recorder
+        for last in (1.0, 30.0)
+    )
+    number = len(long.samples)
+    assert number > len(short.samples)
+    short.merge([long])
+    assert len(short.samples) == number
+    assert {sample.replicas["mixed/x"] for sample in short.samples} == {2}
+    assert [sample.seconds for sample in short.samples] == [s.seconds for s in long.samples]
+
+
+def test_preemptions_of_a_worker_that_is_gone_count():
+    trace = make_trace((0.0, 64, 11))
+    time, recorder = SimulatedTime(), Recorder()
+    cell = ClusterBuilder(make_model(trace, make_cluster({"mixed": 1})), time, recorder).start()
+    [worker] = cell.workers.values()
+    worker.engine.scheduler.num_preemptions = 3
+    cell.remove(worker)
+    assert recorder.num_preemptions == 3
+
+
 def test_percentiles_of_gaps_are_within_half_a_per_cent():
     gaps = Gaps()
     for number in range(1, 1001):

@@ -90,7 +90,8 @@ class Cell:
 
     def remove(self, worker: ClusterWorker) -> None:
         worker.state = WorkerState.GONE
-        self.workers.pop(worker.key, None)
+        if self.workers.pop(worker.key, None) is not None:
+            self.recorder.num_preemptions += worker.engine.scheduler.num_preemptions
         self.remote.workers.pop(worker.key, None)
 
     def _report(self, worker: ClusterWorker) -> None:

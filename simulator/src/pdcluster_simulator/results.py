@@ -4,7 +4,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, log
 from typing import Any
 
@@ -193,8 +193,17 @@ class Recorder:
             self.refusals.update(other.refusals)
             self.num_arrived += other.num_arrived
             self.num_preemptions += other.num_preemptions
-        rows = zip(*(cell.samples for cell in cells), strict=False)
+        longest = max((cell.samples for cell in cells), key=len)
+        rows = zip(*(_held(cell.samples, longest) for cell in cells), strict=True)
         self.samples = [_together(row) for row in rows]
+
+
+def _held(
+    samples: Sequence[ClusterSample], longest: Sequence[ClusterSample]
+) -> list[ClusterSample]:
+    """As many as the longest has, the last one held."""
+    later = longest[len(samples) :] if samples else ()
+    return [*samples, *(replace(samples[-1], seconds=each.seconds) for each in later)]
 
 
 def _together(samples: Sequence[ClusterSample]) -> ClusterSample:
@@ -266,12 +275,15 @@ def summarize(
     complete = ttft >= 0.0
     seconds = float(ends.max() - arrivals.min()) if len(ends) else 0.0
     good = _is_good(ttft, tpot, ttft_seconds, tpot_seconds)
-    gaps, number = recorder.gaps, max(1, len(ttft))
+    gaps, number = recorder.gaps, max(1, recorder.num_arrived)
+    outcomes = dict(recorder.outcomes)
+    if recorder.num_running > 0:
+        outcomes["unfinished"] = recorder.num_running
     per_second = 1.0 / seconds if seconds else 0.0
     return SimulationSummary(
         seconds=seconds,
         num_requests=recorder.num_arrived,
-        outcomes=dict(recorder.outcomes),
+        outcomes=outcomes,
         refusals=dict(recorder.refusals),
         requests_per_second=float(complete.sum()) * per_second,
         goodput=float(good.sum()) * per_second,

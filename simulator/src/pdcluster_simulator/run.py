@@ -153,7 +153,7 @@ def simulate_cell(
                 feed.skip(time)
         on_ended(len(recorder.end) - before)
         before = len(recorder.end)
-    recorder.num_preemptions = sum(each.engine.scheduler.num_preemptions for each in fleet.workers)
+    recorder.num_preemptions += sum(each.engine.scheduler.num_preemptions for each in fleet.workers)
     gc.unfreeze()
     decisions = [] if autoscaler is None else autoscaler.decisions
     return Result(recorder, decisions, fleet.rollout_figures)

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_simulator.cluster import ClusterModel
 from pdcluster_simulator.results import IntervalFigures, Latency, SimulationSummary
-from pdcluster_simulator.run import Result
+from pdcluster_simulator.run import PATIENCE_SECONDS, Result
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,11 @@ def report_lines(report: SimulationReport) -> list[str]:
         f"mean of a request    {_latency(found.tpot)}",
         f"remote prefills      {found.remote_ratio:.1%}",
     ]
+    if number := found.outcomes.get("unfinished"):
+        lines.append(
+            f"unfinished           {number}: not ended {PATIENCE_SECONDS:.0f} s after the trace, "
+            "and so not within the objectives"
+        )
     if found.num_preemptions:
         lines.append(f"preemptions          {found.num_preemptions}")
     lines += [
@@ -81,6 +86,8 @@ def report_lines(report: SimulationReport) -> list[str]:
     if hours := found.accelerator_hours:
         texts = [_hours_text(report, gpu, number) for gpu, number in hours.items()]
         lines.append("accelerator hours    " + ", ".join(texts))
+    if cells > 1 and (report.result.decisions or report.result.rollout):
+        lines.append(f"scaling, roll out    those of the first of {cells} clusters")
     lines += _scaling_lines(report)
     lines += _rollout_lines(report)
     lines += [f"step times           {source}" for source in report.sources]
