@@ -49,12 +49,11 @@ class Progress:
     def _show(self, seconds: float) -> None:
         if self._total is None or self._num_done == self._total:
             return
-        left = seconds / self._num_done * (self._total - self._num_done)
-        typer.echo(
-            f"{self._what}: {self._num_done} of {self._total} in {seconds:.0f} s, "
-            f"about {left:.0f} s left",
-            err=True,
-        )
+        text = f"{self._what}: {self._num_done} of {self._total} in {seconds:.0f} s"
+        if self._num_done:
+            left = seconds / self._num_done * (self._total - self._num_done)
+            text += f", about {left:.0f} s left"
+        typer.echo(text, err=True)
 
 
 class _BarProgress(Progress):

@@ -36,6 +36,17 @@ def test_pipe_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> No
     assert (len(seen.err.splitlines()), seen.out) == (4, "")  # the last is the result's
 
 
+def test_line_before_the_first_step_says_no_time_that_is_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now = [0.0]
+    progress = Progress(lambda: now[0])
+    progress.begin("requests", 10)
+    now[0] += LINE_SECONDS
+    progress.step(0)
+    assert capsys.readouterr().err == f"requests: 0 of 10 in {LINE_SECONDS:.0f} s\n"
+
+
 def test_stage_of_unknown_length_and_short_work_print_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
