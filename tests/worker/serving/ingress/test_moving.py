@@ -23,7 +23,12 @@ from pdcluster_worker.messages.engine import (
 from pdcluster_worker.messages.peers import Generated, Hello, PrefillMode, WorkerLoad
 from pdcluster_worker.messages.requests import Constraint, RequestSpec
 from pdcluster_worker.routing.credits import CreditLedger
+from pdcluster_worker.serving.engines.client import EngineClient
+from pdcluster_worker.serving.engines.engines import Engine
+from pdcluster_worker.serving.ingress.attempt import RequestProgress
+from pdcluster_worker.serving.ingress.decode_router import LOCAL
 from pdcluster_worker.serving.ingress.ingress import Ingress
+from pdcluster_worker.serving.ingress.migration import Migration
 from pdcluster_worker.serving.peer_handler import PeerRequestHandler
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.tracing import request_trace
@@ -111,6 +116,28 @@ async def test_move_without_a_worker_left_is_a_clean_error(worker, engine):
             await anext(tokens)
 
     assert counted(worker) == {("lost", "nowhere"): 1}
+
+
+async def test_answer_of_an_engine_here_that_is_given_up_goes_on_elsewhere(worker, engine):
+    peer = Model("a")
+    ingress = make_ingress(worker, engine, peer)
+    engine.answer = lambda message: model_here(message)[:1]
+    made = []
+    async with aclosing(ingress.generate([spec()], "auto")) as tokens:
+        made.append(await anext(tokens))
+        worker.engines.first.client.give_up("another rank is lost")
+        made += [token async for token in tokens]
+
+    assert (ids(made, 0), len(peer.requested)) == (WHOLE, 1)
+
+
+@pytest.mark.parametrize(("size", "is_up"), [(1, False), (2, True)])
+async def test_answer_of_a_lost_rank_goes_back_where_another_one_serves(worker, size, is_up):
+    for rank in range(1, size):
+        worker.engines.add(Engine(EngineClient(), FACTS, "h:1", rank))
+    progress = RequestProgress(spec(), "auto", lambda: 0.0, 0.0, failed={LOCAL})
+
+    assert Migration(worker, None, list, None)._is_up(progress) is is_up  # type: ignore[arg-type]
 
 
 async def test_move_that_a_worker_refuses_for_the_requests_own_fault_is_not_tried_again(

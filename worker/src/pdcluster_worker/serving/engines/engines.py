@@ -70,7 +70,7 @@ class Engine:
     def serves(self) -> bool:
         return self.client.problem is None
 
-    def has_room(self, num_tokens: int, num_cached: int) -> bool:
+    def has_capacity(self, num_tokens: int, num_cached: int) -> bool:
         """Return whether its free blocks suffice, as last reported.  num_cached: blocks."""
         needed = -(-num_tokens // self.facts.geometry.block_size) - num_cached
         stats = self.client.stats
@@ -292,11 +292,11 @@ class Engines:
             )
             for engine in in_turn
         }
-        with_room = [
-            engine for engine in in_turn if engine.has_room(num_tokens, matches[engine])
+        candidates = [
+            engine for engine in in_turn if engine.has_capacity(num_tokens, matches[engine])
         ] or in_turn
-        scores = [engine.score for engine in with_room]
-        chosen = with_room[choose(scores, [matches[engine] for engine in with_room])]
+        scores = [engine.score for engine in candidates]
+        chosen = candidates[choose(scores, [matches[engine] for engine in candidates])]
         self._last = chosen.rank
         self._sent.add(chosen.rank, known)
         return chosen
