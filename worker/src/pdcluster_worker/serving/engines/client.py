@@ -280,8 +280,9 @@ class EngineClient:
 
     def give_up(self, reason: str) -> None:
         """It is to be killed, for no fault of its requests: they may be tried elsewhere."""
-        self.stall(reason)
-        self.fail(reason)
+        if self.died is None:
+            self.stall(reason)
+            self.fail(reason)
 
     def stall(self, reason: str) -> None:
         """The engine has stalled: requests fail until `recover`."""

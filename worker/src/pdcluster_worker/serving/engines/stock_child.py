@@ -80,6 +80,7 @@ class StockServer:
                     rank.client.give_up(reason)  # the server restarts, and all its ranks
             return
         self._command.kill()
+        lost.client.fail(reason)
         for rank in self.ranks:
             rank.client.give_up(reason)
             if not rank.killed.done():
