@@ -127,6 +127,27 @@ def test_chat_fits_a_small_machine_while_it_rolls_out() -> None:
     )  # old and new beside each other on 2 cores and 24 GiB, with room for the rest
 
 
+def test_the_first_day_fits_the_node_that_it_asks_for_while_it_rolls_out() -> None:
+    page = (FOLDER.parent / "docs" / "first-day.md").read_text()
+    asked = re.search(r"a node with (\d+) free cores and (\d+) GB", page)
+    roles = document("hugging-face.yaml")["spec"]["roles"]
+    requests = [role["resources"]["requests"] for role in roles.values()]
+    sizes = [role["pools"][0]["replicas"] for role in roles.values()]
+    assert asked is not None
+
+    # old and new beside each other, with the operator and an etcd
+    beside, memory_beside = 2 * 50, 2 * (128 << 20)
+    cpu = sum(
+        n * int(each["cpu"].removesuffix("m")) for n, each in zip(sizes, requests, strict=True)
+    )
+    memory = sum(
+        n * int(each["memory"].removesuffix("Mi")) << 20
+        for n, each in zip(sizes, requests, strict=True)
+    )
+    assert 2 * cpu + beside <= 1000 * int(asked[1])
+    assert 2 * memory + memory_beside <= int(asked[2]) * 10**9
+
+
 def choices_of(policy: Any, field: str) -> tuple[str, ...]:
     """The names that a field of a section takes."""
     found: tuple[str, ...] = get_args(policy.model_fields[field].annotation)
