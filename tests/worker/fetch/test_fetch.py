@@ -375,3 +375,20 @@ def test_ctrl_c_leaves_what_has_come_without_a_traceback(
     assert (status, "Traceback" in error) == (130, False)
     assert error.endswith("stopped; start it again to go on with what has come\n")
     assert (target.parent / ".tiny.partial" / f"{WEIGHTS}.part").stat().st_size > 0
+
+
+@pytest.mark.parametrize("quantization", ["", "Q8_0"])
+def test_a_gguf_file_in_the_hub_s_own_cache_needs_no_network(
+    quantization: str, start: Start, hub: HubServer, tmp_path: Path
+) -> None:
+    cache = tmp_path / "home/hub/models--acme--tiny"
+    for name, content in ((f"snapshots/{COMMIT}/x", ""), ("blobs/ab", "GGUF"), ("refs/main", "")):
+        (cache / name).parent.mkdir(parents=True)
+        (cache / name).write_text(content)
+    (cache / "refs/main").write_text(COMMIT)
+    file = cache / "snapshots" / COMMIT / "Tiny-Q8_0.gguf"
+    file.symlink_to("../../blobs/ab")
+    (file.parent / "Tiny-Q4_0.gguf").symlink_to("../../blobs/not-whole")
+
+    out, error = start("--hub-cache", "--gguf", quantization).communicate(timeout=DEADLINE_SECONDS)
+    assert (out, hub.requested.total()) == (f"{file}\n", 0), error

@@ -17,7 +17,8 @@ _USERS_MISTAKE = 2
 
 
 def downloaded(hub: HuggingFaceSpec, target: Path, *options: str) -> Path:
-    """The folder of it: that of the hub client's own cache where that is whole, else `target`.
+    """The folder of it, or its GGUF file, in the hub client's own cache where that is whole, else
+    `target`.
 
     Shows how far it is on stderr.  Raises StartError.
     """

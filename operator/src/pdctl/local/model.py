@@ -105,7 +105,7 @@ def folder_of(path: Path, option: str = "") -> Path:
         raise StartError(f"{option}no folder at {path}; correct the path", exit_code=2)
     require_utf8(path.absolute(), option)
     if (gguf := gguf_of(path)) is not None:
-        return converted(gguf.resolve(), default_cache_dir() / "gguf")
+        return converted(gguf.absolute(), default_cache_dir() / "gguf")
     if path.is_file():
         reason = f"{option}{path} is a file; give the folder that it is in"
         raise StartError(reason, exit_code=2)

@@ -88,8 +88,9 @@ def _source(model: str) -> dict[str, Any]:
         require_utf8(folder)
         return {"name": folder.name, "path": str(folder)}
     if is_gguf(path):
-        require_utf8(path.resolve())
-        return {"name": path.stem, "path": str(path.resolve())}
+        file = path.absolute()  # a link keeps its name: that of the hub's cache leads to a hash
+        require_utf8(file)
+        return {"name": file.stem, "path": str(file)}
     found = _REPOSITORY.fullmatch(model)
     is_name_of_file = path.suffix.lower() in (".gguf", *_FILE_ENDINGS)
     is_of_hub = found is not None and found["gguf"] is not None

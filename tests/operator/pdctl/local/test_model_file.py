@@ -9,6 +9,7 @@ import pytest
 from pdcluster_api.errors import StartError
 from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import parse
+from pdctl.local import model as models
 from pdctl.local import model_file
 from pdctl.local.gpus import DriverReport, Gpu
 from pdctl.local.model import folder_of
@@ -94,6 +95,21 @@ def test_a_gguf_file_is_served_by_its_path_and_its_name(tmp_path: Path) -> None:
     (tmp_path / "tiny/config.json").write_text("{}")
     document = document_of(str(tmp_path / "tiny"), ModelOptions(mixed=1))
     assert document["spec"]["model"] == {"name": "tiny", "path": str(tmp_path / "tiny")}
+
+
+def test_a_gguf_file_of_the_hub_s_cache_keeps_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "blob").touch()
+    file = tmp_path / "Tiny-Q8_0.gguf"
+    file.symlink_to("blob")
+    made: list[Path] = []
+    monkeypatch.setattr(models, "converted", lambda gguf, _: made.append(gguf))
+
+    document = document_of(str(file), ModelOptions(mixed=1))
+    assert document["spec"]["model"] == {"name": "Tiny-Q8_0", "path": str(file)}
+    folder_of(file)
+    assert made == [file]
 
 
 def test_a_folder_of_several_gguf_files_is_ambiguous(tmp_path: Path) -> None:

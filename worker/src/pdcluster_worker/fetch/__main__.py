@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def _folder(download: ModelDownload, arguments: argparse.Namespace) -> Path:
-    """The folder that has it now."""
+    """The folder that has it now, or its GGUF file."""
     if download.is_there():
         return download.target
     _set_token(os.environ.get("PDCLUSTER_TOKEN_SECRET"))
@@ -68,11 +68,7 @@ def _folder(download: ModelDownload, arguments: argparse.Namespace) -> Path:
     from pdcluster_worker.fetch.download import fetch
     from pdcluster_worker.fetch.hf_hub import cached_snapshot
 
-    if (
-        arguments.hub_cache
-        and not arguments.gguf
-        and (cached := cached_snapshot(download)) is not None
-    ):
+    if arguments.hub_cache and (cached := cached_snapshot(download)) is not None:
         return cached
     fetch(download, arguments.attempts, bar=arguments.bar)
     return download.target
@@ -124,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--hub-cache",
         action="store_true",
-        help="take the copy of the hub's own cache where that is whole; prints the folder",
+        help="take the copy of the hub's own cache where that is whole; prints its path",
     )
     parser.add_argument("--bar", action="store_true", help="a bar in place of a log")
     return parser

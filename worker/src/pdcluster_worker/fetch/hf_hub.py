@@ -152,14 +152,17 @@ def _no_name(repo: str, error: HFValidationError) -> FetchError:
 
 
 def cached_snapshot(download: ModelDownload) -> Path | None:
-    """The hub client's own copy, where it has all that a worker needs.  Raises FetchError for what
-    is no name of a repository.
+    """The hub client's own copy, where it has all that a worker needs: a folder, or a GGUF file.
+
+    Raises FetchError for what is no name of a repository.
     """
     try:
         folder = Path(
             snapshot_download(download.repo, revision=download.revision, local_files_only=True)
         )
         files = [RemoteFile(path.name) for path in folder.iterdir() if path.exists()]
+        if (gguf := gguf_file(files, download.gguf)) is not None:
+            return folder / gguf.name
         if download.is_adapter:
             adapter_files(files)
             return folder
