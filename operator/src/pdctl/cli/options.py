@@ -12,6 +12,7 @@ from pdcluster_api.errors import InvalidTraceError, StartError
 from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.load import load
 from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.text import one_line
 from pdctl.local.model_memory import check_memory, local_folder
 
 
@@ -67,6 +68,12 @@ def reported(file: Path | str = "", trace: Path | str = "") -> Iterator[None]:
     except StartError as e:
         typer.echo(f"error: {e}", err=True)
         raise typer.Exit(e.exit_code) from e
+    except OSError as e:
+        if e.filename is None:  # no path that a user gave
+            raise
+        fix = "correct the path, or give this user the right to it"
+        typer.echo(f"error: {one_line(e.filename)}: {e.strerror}; {fix}", err=True)
+        raise typer.Exit(2) from e
 
 
 def cannot_write(path: Path, error: OSError, fix: str = "give another path") -> StartError:

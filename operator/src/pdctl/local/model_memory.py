@@ -88,7 +88,8 @@ def read_folder(folder: Path) -> ModelFolder | None:
 def _weight_bytes(folder: Path) -> int:
     """Bytes of one set of weights: some folders hold the same twice, in other files."""
     for pattern in ("model*.safetensors", "*.safetensors", "pytorch_model*.bin"):
-        if found := sum(path.stat().st_size for path in folder.glob(pattern)):
+        files = filter(Path.is_file, folder.glob(pattern))  # not links that lead nowhere
+        if found := sum(path.stat().st_size for path in files):
             return found
     return 0
 

@@ -54,3 +54,15 @@ def test_module_is_pdctl() -> None:
     )
 
     assert all(command in result.stdout for command in ("up", "status", "validate"))
+
+
+@pytest.mark.parametrize("command", ["up", "init", "check"])
+def test_a_path_that_cannot_be_looked_at_is_named(command: str) -> None:
+    """As rights of a folder would do it to a user who is not root."""
+    result = CliRunner().invoke(app, [command, f"{'a' * 256}/model"])
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: aaaa")
+    assert "File name too long; correct the path, or give this user the right to it" in (
+        result.stderr
+    )

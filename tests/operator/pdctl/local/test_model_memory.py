@@ -236,3 +236,12 @@ def test_a_warning_leaves_a_file_valid(tmp_path: Path) -> None:
 
     assert found.exit_code == 0
     assert found.stderr.startswith(f"warning: {file}: spec.roles.mixed.pools[0].gpu: A100-80GB has")
+
+
+def test_weights_that_a_link_leads_to_nowhere_count_as_none(tmp_path: Path) -> None:
+    model = folder(tmp_path, LLAMA_70B, 1.0)
+    (model / "model-2.safetensors").symlink_to(tmp_path / "absent")
+
+    found = read_folder(model)
+    assert found is not None
+    assert found.num_bytes == GB
