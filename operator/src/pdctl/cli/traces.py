@@ -1,6 +1,6 @@
 """`pdctl why --request`: a request's traces, from workers or by the API server's pod proxy.
 
-Workers that do not answer are skipped, and listed where none knows the request.
+Workers that do not answer are skipped, and listed on stderr.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
+import typer
 
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError, NotFoundError
@@ -99,13 +100,18 @@ async def _of_pod(client: ApiClient, namespace: str, pod: str, request_id: str) 
 
 
 def find_traces(found: Sequence[WorkerTraces], request_id: str) -> list[tuple[str, TraceBody]]:
-    """(worker, trace), the ingress first.  Raises StartError (exit code 1) when there is none."""
+    """(worker, trace), the ingress first; workers that have none for a problem stand on stderr.
+
+    Raises StartError (exit code 1) when there is none.
+    """
     traces = [(each.worker, trace) for each in found for trace in each.traces]
+    problems = [f"{each.worker} {each.problem}" for each in found if each.problem is not None]
     if traces:
+        for problem in problems:
+            typer.echo(f"warning: {problem}", err=True)
         return sorted(
             traces, key=lambda pair: (_role(pair[1]) != "ingress", pair[1].get("began_unix", 0.0))
         )
-    problems = [f"{each.worker} {each.problem}" for each in found if each.problem is not None]
     if not found:
         raise StartError("no worker is there to ask", exit_code=1)
     message = (

@@ -143,6 +143,22 @@ def test_why_request_that_no_worker_knows_names_those_tried(
     assert second.startswith("d1 does not answer")
 
 
+def test_why_request_names_workers_that_may_have_more(
+    why: Callable[..., Any], serve: Callable[[Answers], str], tmp_path: Path
+) -> None:
+    known = serve({"/debug/requests/abc": (200, {"journeys": [INGRESS]})})
+    RunDirectory.create(tmp_path, "chat").write_state(
+        {"name": "chat", "workers": [worker("d0", known), worker("d1", "127.0.0.1:1")]}
+    )
+    result = why()
+
+    assert (result.exit_code, result.stdout.splitlines()[0].split(",")[0]) == (
+        0,
+        "request abc at d0",
+    )
+    assert result.stderr.startswith("warning: d1 does not answer")
+
+
 def test_why_request_passes_on_what_a_worker_refuses(
     why: Callable[..., Any], serve: Callable[[Answers], str]
 ) -> None:
@@ -189,7 +205,9 @@ def test_why_request_asks_the_pods_through_the_api_server(
     file = tmp_path / "kubeconfig"
     file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", **found}))
 
-    assert why("chat", "--kubeconfig", str(file)).output.startswith("request abc at d1, ")
+    shown = why("chat", "--kubeconfig", str(file))
+    assert shown.stdout.startswith("request abc at d1, ")
+    assert shown.stderr.startswith("warning: d2 cannot be asked through the API server")
     answers.pop(f"{pods}/d1:8000/proxy/debug/requests/abc")
     result = why("chat", "--kubeconfig", str(file))
     assert (result.exit_code, "kubectl port-forward d2 8000" in result.stderr) == (1, True)
