@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -25,6 +27,18 @@ THREE_CALLS = """async () => {
   const { call } = await import("/page/api.js");
   const paths = ["v1/models", "debug/cluster", "v1/models"];
   return (await Promise.all(paths.map((path) => call(path)))).map((response) => response.status);
+}"""
+
+
+ASK = """() => {
+  document.getElementById("message").value = "Hi";
+  document.getElementById("form").requestSubmit();
+}"""
+COUNT_CHANGES = """(selectors) => {
+  window.changes = 0;
+  const observer = new MutationObserver((found) => (window.changes += found.length));
+  const options = { subtree: true, childList: true, characterData: true, attributes: true };
+  for (const each of selectors) observer.observe(document.querySelector(each), options);
 }"""
 
 
@@ -67,6 +81,55 @@ async def test_a_worker_that_takes_no_requests_has_the_reason(rig: Rig, url: str
         await expect(card).to_contain_text("It does not answer: the others take its work")
         await expect(page.locator("#health")).to_have_text("1 of 2 workers ready")
         await expect(page.locator("#decode .worker p")).to_have_count(1)
+
+
+async def test_what_did_not_change_is_left_to_the_screen_reader(rig: Rig, url: str) -> None:
+    async with opened(url) as page:
+        card = page.locator("#decode .worker")
+        await expect(card.locator("dd").first).to_have_text("2")
+        await page.evaluate(COUNT_CHANGES, ["#prefill", "#decode"])
+        await page.wait_for_timeout(4500)  # two more answers, with other counters
+        assert await page.evaluate("window.changes") == 0
+
+        rig.backend.tiers = [KvTier("disk", 3, 10)]
+        rig.backend.states = {"prefill": "lost"}
+        await expect(card).to_contain_text("KV in disk30 %")
+        await expect(page.locator("#prefill .state")).to_have_attribute("data-state", "lost")
+        width = "document.querySelector('#decode .bar:last-child i').style.width"
+        assert await page.evaluate(width) == "30%"
+
+
+async def test_rates_are_of_growth_that_the_page_has_seen(rig: Rig, page: Page) -> None:
+    """A worker whose totals come back after a lost connection has not moved them just now."""
+    overview = asdict(rig.backend.overview())
+    figures = overview["workers"][0]["figures"]
+    overview["workers"][1]["figures"] = None
+
+    async def answer(route: Route) -> None:
+        await route.fulfill(json=overview)
+
+    async def reported(total_blocks: int, kv_bytes: int, remote_prefills: int) -> None:
+        counted = {"kv_bytes": kv_bytes, "remote_prefills": remote_prefills}
+        figures.update(counted, total_blocks=total_blocks, num_transfers=0)
+        async with page.expect_response("**/debug/cluster"):
+            pass
+
+    figures.update(num_transfers=0, kv_bytes=9000, remote_prefills=90)
+    await page.route("**/debug/cluster", answer)
+    await page.reload()
+    rates = page.locator("#figures")
+    await expect(rates).to_contain_text("Remote prefills0/min")
+    for counted in ((0, 0, 0), (100, 9000, 90)):
+        await reported(*counted)
+        await expect(page.locator("#moving")).to_have_text(
+            "No KV is on its way from prefill to decode"
+        )
+        await expect(rates).to_contain_text("Remote prefills0/min")
+    await reported(100, 500, 5)  # it has started again
+    await expect(page.locator("#moving")).to_have_text(
+        "500 B of KV went to decode workers just now"
+    )
+    await expect(rates).not_to_contain_text("Remote prefills0/min")
 
 
 async def test_tiers_of_kv_are_shown_of_a_worker_that_has_them(rig: Rig, url: str) -> None:
@@ -235,6 +298,29 @@ async def test_the_key_dialog_opens_until_the_key_is_right_and_the_tab_keeps_it(
         await server.close()
 
 
+async def test_time_to_the_first_token_leaves_out_that_in_which_the_key_is_typed(
+    rig: Rig, tmp_path: Path
+) -> None:
+    (tmp_path / "alice").write_text("sk-alice")
+    server = await serve(rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of), "127.0.0.1", 0)
+    try:
+        async with opened(f"http://127.0.0.1:{server.port}", REFUSED) as page:
+            await page.evaluate("sessionStorage.setItem('pdcluster-api-key', 'sk-alice')")
+            await page.reload()
+            await expect(page.locator("#decode .worker")).to_be_visible()
+            await page.evaluate("sessionStorage.removeItem('pdcluster-api-key')")
+            await page.evaluate(ASK)
+            await expect(page.get_by_role("dialog", name="API key")).to_be_visible()
+            await page.wait_for_timeout(11_000)
+            await page.get_by_label("Key", exact=True).fill("sk-alice")
+            await page.keyboard.press("Enter")
+            measured = page.locator("#log .measured")
+            await expect(measured).to_contain_text("first token after")
+            assert re.search(r"first token after [\d.]+ ms", await measured.inner_text())
+    finally:
+        await server.close()
+
+
 async def test_one_key_answers_all_calls_that_were_refused(rig: Rig, tmp_path: Path) -> None:
     (tmp_path / "alice").write_text("sk-alice")
     server = await serve(rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of), "127.0.0.1", 0)
@@ -280,12 +366,16 @@ async def test_a_worker_that_cannot_be_reached_is_tried_again(
         await expect(page.locator("#decode .worker")).to_be_visible()
         await server.close()
         alert = page.get_by_role("alert")
-        await expect(alert).to_contain_text("The worker cannot be reached. What is below is")
+        await expect(alert).to_have_text("The worker cannot be reached.")
+        await expect(page.locator("#retry")).to_contain_text("What is below is")
+        await page.evaluate(COUNT_CHANGES, ["#trouble"])
         await expect(page.locator("body")).to_have_attribute("data-stale", "yes")
         await ask(page)
         await expect(page.locator("#log .error")).to_have_text("The connection broke off")
+        await expect(page.locator("#retry")).to_contain_text("Trying again in 8 s")
+        assert await page.evaluate("window.changes") == 0  # a screen reader is not interrupted
         again = await serve(rig.app, "127.0.0.1", server.port)
-        await expect(alert).to_be_hidden()
+        await expect(alert).to_be_hidden(timeout=20_000)
         await expect(page.locator("body")).not_to_have_attribute("data-stale", "yes")
         await again.close()
 

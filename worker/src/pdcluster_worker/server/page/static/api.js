@@ -11,12 +11,16 @@ const ASKS = "This server asks for a key: that of pdctl up --api-key, or one tha
 const LIMIT = 10000;
 let asking = null;
 
-/** Fetch; where a key is needed, ask for it and try again. Without a signal, for ten seconds. */
-export async function call(path, options = {}) {
+/**
+ * Fetch; where a key is needed, ask for it and try again. Without a signal, for ten seconds.
+ * began: takes the time at which each try begins.
+ */
+export async function call(path, { began, ...options } = {}) {
   for (;;) {
     const key = sessionStorage.getItem(KEY);
     const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
     const signal = options.signal ?? AbortSignal.timeout(LIMIT);
+    began?.(performance.now());
     const response = await fetch(path, { ...options, headers, signal });
     if (response.status !== 401) return response;
     const message = key ? await messageOf(response) : ASKS;

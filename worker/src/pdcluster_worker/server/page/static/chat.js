@@ -37,10 +37,10 @@ async function ask(text) {
   messages.push({ role: "user", content: text });
   const answer = html("article", { class: "assistant", "aria-busy": "true" }, "");
   $("log").append(html("article", { class: "user" }, text), answer);
-  const measured = { began: performance.now(), first: 0, last: 0, tokens: 0, text: "" };
+  const measured = { began: 0, first: 0, last: 0, tokens: 0, text: "" };
   let response = null, problem = "";
   try {
-    response = await post();
+    response = await post((now) => (measured.began = now));
     if (!response.ok) throw new Error(await messageOf(response));
     await read(response, answer, measured);
   } catch (error) {
@@ -62,9 +62,10 @@ async function ask(text) {
 const keep = (content) => messages.push({ role: "assistant", content });
 
 /** With a query a relaying router answers itself, and so keeps the trace. */
-function post() {
+function post(began) {
   return call("v1/chat/completions?by=page", {
     method: "POST",
+    began,
     signal: running.signal,
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify({

@@ -3,12 +3,14 @@ import {
   $, amount, bytes, call, html, isUnanswered, messageOf, seen, sentence, short, svg,
 } from "./api.js";
 import { drawConditions } from "./conditions.js";
+import { redraw } from "./redraw.js";
 
 const PERIOD = 2000, LONGEST = 30000, WINDOW = 20000;
 let seenAt = 0;
 const seconds = (milliseconds) => `${Math.round(milliseconds / 1000)} s`;
 const samples = []; // of the last seconds, for rates
 let moving = new Set(); // pods to or from which KV is on its way
+const COUNTERS = ["remote_prefills", "kv_bytes"];
 
 async function follow() {
   for (let wait = PERIOD; ; ) {
@@ -23,17 +25,17 @@ async function follow() {
       drawConditions(seen.overview.conditions, now);
       wait = PERIOD;
       seenAt = performance.now();
-      $("trouble").hidden = true;
+      $("trouble").hidden = $("retry").hidden = true;
       delete document.body.dataset.stale;
     } catch (error) {
       const lost = isUnanswered(error);
       wait = lost ? Math.min(2 * wait, LONGEST) : 2 * PERIOD; // one that answers is soon ready
       const what = lost ? "The worker cannot be reached" : sentence(error.message);
-      const old = `. What is below is ${seconds(performance.now() - seenAt)} old`;
-      $("trouble").textContent =
-        `${what}${seen.overview ? old : ""}. Trying again in ${seconds(wait)}.`;
+      const old = `What is below is ${seconds(performance.now() - seenAt)} old. `;
+      say("trouble", `${what}.`); // an alert interrupts: what changes stands outside of it
+      say("retry", `${seen.overview ? old : ""}Trying again in ${seconds(wait)}.`);
       document.body.dataset.stale = "yes";
-      $("trouble").hidden = false;
+      $("trouble").hidden = $("retry").hidden = false;
       say("health", lost ? "not reachable" : "not ready", lost ? "lost" : "starting");
     }
     await new Promise((done) => setTimeout(done, wait));
@@ -68,17 +70,23 @@ function draw(overview) {
   drawHour(overview.history);
 }
 
-/** Counters of decode workers together, and of each worker's KV. */
+/** Counters of each worker that reports, and their growth since the sample before. */
 function counted(workers) {
-  const decodes = decoding(workers);
-  return {
-    at: performance.now(),
-    remote: sum(decodes, "remote_prefills"),
-    local: sum(decodes, "local_prefills"),
-    bytes: sum(decodes, "kv_bytes"),
-    each: Object.fromEntries(workers.map((worker) => [worker.pod, worker.figures?.kv_bytes ?? 0])),
-  };
+  const reporting = workers.filter(({ figures }) => figures?.total_blocks > 0);
+  const counters = Object.fromEntries(reporting.map(({ pod, figures }) => [pod, figures]));
+  const before = samples.at(-1)?.counters ?? {}, grown = {};
+  for (const pod of Object.keys(counters).filter((pod) => pod in before)) {
+    grown[pod] = Object.fromEntries(
+      COUNTERS.map((name) => [name, growth(before[pod][name], counters[pod][name])]));
+  }
+  const decodes = decoding(reporting).map(({ pod }) => grown[pod] ?? {});
+  const total = (name) => decodes.reduce((sum, each) => sum + (each[name] ?? 0), 0);
+  const totals = Object.fromEntries(COUNTERS.map((name) => [name, total(name)]));
+  return { at: performance.now(), counters, grown, totals };
 }
+
+/** A worker that starts again counts from 0. */
+const growth = (before, now) => (now < before ? now : now - before);
 
 const SIDES = { prefill: "prefill", decode: "decode", mixed: "decode" };
 const decoding = (workers) => workers.filter((worker) => SIDES[worker.role] === "decode");
@@ -87,15 +95,16 @@ function sum(workers, name) {
   return workers.reduce((total, worker) => total + (worker.figures?.[name] ?? 0), 0);
 }
 
+/** Growth at decode workers together. */
 function perSecond(name) {
-  const first = samples[0], now = samples.at(-1);
-  if (now.at <= first.at) return 0;
-  return Math.max(0, now[name] - first[name]) / ((now.at - first.at) / 1000);
+  const period = samples.at(-1).at - samples[0].at;
+  const grown = samples.slice(1).reduce((sum, { totals }) => sum + totals[name], 0);
+  return period > 0 ? (1000 * grown) / period : 0;
 }
 
 function drawFigures(workers) {
-  const { remote, local } = samples.at(-1);
-  const prompts = remote + local, blocks = sum(workers, "total_blocks");
+  const decodes = decoding(workers), remote = sum(decodes, "remote_prefills");
+  const prompts = remote + sum(decodes, "local_prefills"), blocks = sum(workers, "total_blocks");
   const figures = [
     ["Running", sum(workers, "num_running")],
     ["Waiting", sum(workers, "num_waiting")],
@@ -104,11 +113,11 @@ function drawFigures(workers) {
   if (workers.some((worker) => worker.role === "prefill")) {
     figures.push(
       ["Prefilled remotely", prompts ? percent(remote, prompts) : "–"],
-      ["Remote prefills", `${amount(60 * perSecond("remote"))}/min`],
-      ["KV moved", `${bytes(perSecond("bytes"))}/s`],
+      ["Remote prefills", `${amount(60 * perSecond("remote_prefills"))}/min`],
+      ["KV moved", `${bytes(perSecond("kv_bytes"))}/s`],
     );
   }
-  $("figures").replaceChildren(...figures.map(figure));
+  redraw($("figures"), figures.map(figure));
 }
 
 const percent = (part, whole) => `${Math.round((100 * part) / whole)} %`;
@@ -120,7 +129,7 @@ function figure([name, value]) {
 function drawWorkers(workers) {
   for (const place of ["prefill", "decode", "others"]) {
     const there = workers.filter((worker) => (SIDES[worker.role] ?? "others") === place);
-    $(place).replaceChildren(...there.map(card));
+    redraw($(place), there.map(card));
   }
   moving = new Set(workers.filter(moves).map((worker) => worker.pod));
   say("moving", movingText(workers));
@@ -129,7 +138,7 @@ function drawWorkers(workers) {
 
 function moves({ pod, figures }) {
   if (!figures) return false;
-  return figures.num_transfers > 0 || figures.kv_bytes > (samples.at(-2)?.each[pod] ?? Infinity);
+  return figures.num_transfers > 0 || samples.at(-1).grown[pod]?.kv_bytes > 0;
 }
 
 function movingText(workers) {
@@ -141,7 +150,7 @@ function movingText(workers) {
     const requests = `${transfers} ${transfers === 1 ? "request" : "requests"}`;
     return `KV of ${requests} is on its way to decode workers`;
   }
-  const fresh = samples.at(-1).bytes - (samples.at(-2)?.bytes ?? Infinity);
+  const fresh = samples.at(-1).totals.kv_bytes;
   return fresh > 0 ? `${bytes(fresh)} of KV went to decode workers just now`
     : "No KV is on its way from prefill to decode";
 }
