@@ -202,6 +202,16 @@ def test_files_of_workers_that_have_not_run_for_a_day_are_removed(opened):
     assert all(tier.path.exists() for tier in (kept, locked, fresh))
 
 
+def test_a_file_that_another_engine_of_the_worker_may_take_is_never_removed(opened):
+    """It begins after this one, and both have slept for long."""
+    own, other = opened(), opened()
+    for tier in (own, other):
+        os.utime(tier.path, (0, time.time() - disk.UNUSED_SECONDS - 1))
+        end(tier)
+    assert [opened().path, opened().path] == [own.path, other.path]
+    assert other.path.exists()
+
+
 def test_a_file_that_is_removed_while_it_is_opened_is_not_taken(opened, monkeypatch):
     flock = disk.fcntl.flock
     removed = []

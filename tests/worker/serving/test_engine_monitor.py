@@ -141,6 +141,17 @@ async def test_pulse_of_an_engine_that_makes_progress_again_serves_as_before(sce
     assert scene.told == [(True, None), (False, None)]  # of a stall before any request fails
 
 
+async def test_pulse_of_an_engine_that_was_given_up_grants_nothing_again(scene):
+    scene.answers = False
+    await scene.poll(6)
+    client_of(scene.worker).give_up("another rank of it is lost")
+    scene.answers = True
+    scene.engine.say(Pong(0, has_work=False))
+    await scene.poll(2)
+
+    assert (client_of(scene.worker).stalled is None, scene.told[1:]) == (False, [])
+
+
 async def test_pulse_says_when_the_engine_is_lost(scene):
     scene.answers = False
 

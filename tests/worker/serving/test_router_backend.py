@@ -245,6 +245,17 @@ async def test_held_request_that_finds_a_full_worker_is_held_on() -> None:
     assert all(now > last for last, now in pairwise(runtime.tries)), "tries without a pause"
 
 
+@pytest.mark.parametrize("code", ["draining", "engine_stalled", "duplicate_request"])
+async def test_held_request_is_held_on_while_its_last_try_may_still_run(code: str) -> None:
+    runtime, backend = make(wait_seconds=600.0)
+    runtime.errors = [refused("no_decode_worker"), refused(code)]
+    answer = asyncio.create_task(collect(backend))
+    await asyncio.sleep(0)
+    runtime.become((1024, 90))
+
+    assert (await answer, len(runtime.tries)) == ([7], 3)
+
+
 async def test_held_request_is_refused_as_it_was_last_when_its_time_is_over() -> None:
     runtime, backend = make(wait_seconds=0.05)
     runtime.errors = [refused("queue_full") for _ in range(1000)]

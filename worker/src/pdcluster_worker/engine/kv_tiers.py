@@ -32,7 +32,7 @@ MOST_SAVES = 64
 HELD_SHARE = 8
 """Saves hold one part in so many of the pool at most: a disk may not answer for hours."""
 
-MOST_SKIPPED = 512
+MOST_SKIPPED = 64
 """Cached blocks that a look for others skips while none can be kept from being taken."""
 
 AHEAD_SHARE, MOST_AHEAD = 16, 1024
@@ -150,7 +150,8 @@ class KVTiers:
             self.io.start(copies)
 
     def _save_blocks(self, num_spare: int, most: int) -> Iterator[BlockCopy]:
-        for block_id, key in self._cache.unsaved(most + MOST_SKIPPED):
+        skipped = 0 if num_spare >= most else MOST_SKIPPED
+        for block_id, key in self._cache.unsaved(most + skipped):
             if key in self.tiers[0].slots:
                 self._cache.saved(block_id)
                 continue

@@ -152,7 +152,8 @@ def _open_file(name: str, folder: Path, header: bytes) -> tuple[int, Path]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in (*filter(lambda path: _begins_with(path, header), paths), *paths):
             if (descriptor := _lock(path, os.O_CREAT)) is not None:
-                _remove_unused(each for each in paths if each != path)
+                others = (each for each in paths if each != path)
+                _remove_unused(each for each in others if not _begins_with(each, header))
                 return descriptor, path
     except OSError as e:
         raise ModelError(

@@ -21,7 +21,7 @@ from pdcluster_worker.streams import Reader
 
 MAX_PAUSE_SECONDS = 10  # of a held request between two tries
 MAX_LOST = 3  # tries that may end with their workers: a request may be what ends them
-_LOST = frozenset({"no_decode_worker", "decode_worker_lost"})
+_LOST = frozenset({"no_decode_worker", "decode_worker_lost", "engine_stalled", "draining"})
 
 
 class ServingBackend:
@@ -345,7 +345,7 @@ class _HeldRequest:
         One that never waited is refused by a full worker at once, so that its client can back off.
         """
         self.error = error
-        if error.code == "queue_full":
+        if error.code in ("queue_full", "duplicate_request"):  # the last try may still run there
             return self.has_waited
         self.num_lost += error.code in _LOST
         return error.code in _LOST and self.num_lost <= MAX_LOST

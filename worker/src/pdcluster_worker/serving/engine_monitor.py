@@ -65,7 +65,7 @@ class EngineMonitor:
             longest = watch.longest_step_seconds
             logger.warning("engine stalled reason=%s longest_step_seconds=%.1f", reason, longest)
             self._worker.engines_changed()
-        if condition == "well" and client.stalled is not None:
+        if condition == "well" and client.stalled is not None and client.died is None:
             client.recover()
             self._on_change(engine, False)
             logger.warning("engine makes progress again")

@@ -228,7 +228,7 @@ class Migration:
 
     def _would_go_on(self, progress: RequestProgress, left: Peer | None) -> bool:
         if left is None:
-            return self._is_up(progress)
+            return LOCAL not in progress.failed and self._is_up(progress)
         return left.key not in progress.failed and (left.is_draining or left in self._decodes())
 
     def _is_up(self, progress: RequestProgress) -> bool:
