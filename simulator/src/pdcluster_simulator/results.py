@@ -194,16 +194,17 @@ class Recorder:
             self.num_arrived += other.num_arrived
             self.num_preemptions += other.num_preemptions
         longest = max((cell.samples for cell in cells), key=len)
-        rows = zip(*(_held(cell.samples, longest) for cell in cells), strict=True)
+        rows = zip(*(_held(cell.samples, longest) for cell in cells if cell.samples), strict=True)
         self.samples = [_together(row) for row in rows]
 
 
 def _held(
     samples: Sequence[ClusterSample], longest: Sequence[ClusterSample]
 ) -> list[ClusterSample]:
-    """As many as the longest has, the last one held."""
-    later = longest[len(samples) :] if samples else ()
-    return [*samples, *(replace(samples[-1], seconds=each.seconds) for each in later)]
+    """As many as the longest has: a cell keeps its workers at the end, which compute no more."""
+    last = replace(samples[-1], busy=dict.fromkeys(samples[-1].busy, 0.0))
+    later = longest[len(samples) :]
+    return [*samples, *(replace(last, seconds=each.seconds) for each in later)]
 
 
 def _together(samples: Sequence[ClusterSample]) -> ClusterSample:

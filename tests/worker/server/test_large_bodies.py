@@ -2,7 +2,8 @@
 
 A hold is counted in processor time of this process between two turns of the loop; of some tries
 the shortest counts, since a hold by a body is in each.  A busy machine that lets the loop wait
-while the process's other threads compute adds theirs.
+while the process's other threads compute adds theirs, and a slow one takes longer for all: the
+bound is that of a processor which decodes a list of 1 MB in DECODE_SECONDS, in proportion.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from pdcluster_worker.server.http.json_body import MAX_CONTAINERS
 from tests.worker.server.conftest import Rig
 
 MAX_HOLD_SECONDS = 0.05
+DECODE_SECONDS = 0.014
 TRIES = 12
 MAX_BODY_BYTES = AdmissionSpec().max_body_bytes
 ROOM = MAX_BODY_BYTES - 1000
@@ -149,13 +151,22 @@ async def test_no_body_holds_the_loop(rig: Rig, name: str) -> None:
     assert len(body) <= MAX_BODY_BYTES
     rig.policy = PolicyConfig()
     rig.backend.max_model_len = 32_768
-    holds = []
-    while not holds or (min(holds) > MAX_HOLD_SECONDS and len(holds) < TRIES):
+    holds, most = [], 0.0
+    while not holds or (min(holds) > most and len(holds) < TRIES):
+        most = max(most, MAX_HOLD_SECONDS * _slowness())
         status, hold = await _longest_hold(rig, path, body.encode())
         assert status in (200, 400, 413)
         holds.append(hold)
 
-    assert min(holds) <= MAX_HOLD_SECONDS
+    assert min(holds) <= most
+
+
+def _slowness() -> float:
+    """Times that this processor takes longer than the one of the bound, as it runs now."""
+    text = listed("1", 500_000)
+    start = time.process_time()
+    json.loads(text)
+    return max(1.0, (time.process_time() - start) / DECODE_SECONDS)
 
 
 async def _longest_hold(rig: Rig, path: str, body: bytes) -> tuple[int, float]:

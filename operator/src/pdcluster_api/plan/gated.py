@@ -105,6 +105,8 @@ def _attained(desired: DesiredState) -> Iterator[Check]:
     if bake_seconds_left(gate, spec, desired.now) is not None:
         return
     if _prefills(desired, is_new=False) and not _prefills(desired, is_new=True):
+        if not any(size.desired for size in inputs.sizes if size.role == PREFILL):
+            return  # it is to have none: nothing to compare, and nothing to wait for
         text = f"revision {inputs.rollout_name} has no ready prefill worker, and the old one has"
         yield Check("Unknown", f"{text}, so their latencies are not compared")
     else:

@@ -24,7 +24,7 @@ from pdcluster_schema import conditions as words
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import at_revision, rollout_name
 from pdcluster_schema.rollout import RolloutSpec
-from pdcluster_schema.sections import RoleSpec
+from pdcluster_schema.sections import PoolSpec, RoleSpec
 from pdcluster_schema.workload import WorkloadId
 
 FIELD = "gate"
@@ -177,10 +177,8 @@ def as_rolled_back(
         }
         if not names:
             return cluster
-        roles[role] = _with_pools(declared, names)
-        left_out += [
-            f"{role} pool {pool.name}" for pool in declared.pools if pool.name not in names
-        ]
+        roles[role], without = _with_pools(declared, names)
+        left_out += [f"{role} pool {name}" for name in without]
     spec = cluster.spec.model_copy(update={"roles": cluster.spec.roles.model_copy(update=roles)})
     return at_revision(
         cluster.model_copy(update={"spec": spec}),
@@ -190,13 +188,19 @@ def as_rolled_back(
     )
 
 
-def _with_pools(role: RoleSpec, names: Collection[str]) -> RoleSpec:
-    """The role with those pools alone; where it declares none of them, under their names."""
-    pools = [pool for pool in role.pools if pool.name in names] or [
-        pool.model_copy(update={"name": name})
-        for pool, name in zip(role.pools, sorted(names), strict=False)
-    ]
-    return role.model_copy(update={"pools": tuple(pools)})
+def _with_pools(role: RoleSpec, names: Collection[str]) -> tuple[RoleSpec, list[str]]:
+    """The role with those pools, and the declared ones without workers.  One that is not known
+    takes the name of one that is no longer declared.
+    """
+    renamed = iter(sorted(set(names) - {pool.name for pool in role.pools}))
+    pools, without = list[PoolSpec](), list[str]()
+    for pool in role.pools:
+        name = pool.name if pool.name in names else next(renamed, None)
+        if name is None:
+            without.append(pool.name)
+        else:
+            pools.append(pool.model_copy(update={"name": name}))
+    return role.model_copy(update={"pools": tuple(pools)}), without
 
 
 def next_gate(

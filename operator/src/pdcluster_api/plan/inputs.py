@@ -15,7 +15,7 @@ from pdcluster_api.plan.observed.pools import (
     Workloads,
     ending_of,
 )
-from pdcluster_api.plan.observed.state import Observed, Previous, WorkloadState
+from pdcluster_api.plan.observed.state import DiscoveryState, Observed, Previous, WorkloadState
 from pdcluster_api.plan.rollout import FIELD as ROLLOUT
 from pdcluster_api.plan.rollout import (
     Rollout,
@@ -254,8 +254,15 @@ def _rollout_state(inputs: PlanInputs, *, is_whole: bool) -> RolloutState:
         is_blocked=is_blocked(observed.failures, inputs.cluster.metadata.name),
         missing=missing_parts(views, observed.discovery) if left is None else waiting_for(left),
         is_held_up=inputs.is_rolling
-        and (_waits_for_drain(inputs) or not discovery_answers(observed.discovery)),
+        and (_waits_for_drain(inputs) or _own_etcd_is_away(observed.discovery)),
     )
+
+
+def _own_etcd_is_away(discovery: DiscoveryState) -> bool:
+    """True if the etcd that we run does not answer.  Another one is of the revision: its address or
+    certificate may be what is wrong with it.
+    """
+    return discovery.managed and not discovery_answers(discovery)
 
 
 def _waits_for_drain(inputs: PlanInputs) -> bool:

@@ -21,6 +21,7 @@ if INTERPRETED:  # it cuts bfloat16 off where a GPU rounds
 
 if not INTERPRETED and not ON_GPU:
 
+    @pytest.mark.timeout(900)  # 426 s were seen on two busy cores
     def test_kernels_in_the_interpreter() -> None:
         interpret(__file__)
 

@@ -161,7 +161,9 @@ def cached_snapshot(download: ModelDownload) -> Path | None:
             snapshot_download(download.repo, revision=download.revision, local_files_only=True)
         )
         files = [RemoteFile(path.name) for path in folder.iterdir() if path.exists()]
-        if (gguf := gguf_file(files, download.gguf)) is not None:
+        has_other = any(file.name in (TOKENIZER, INDEX, WEIGHTS) for file in files)
+        gguf = gguf_file(files, download.gguf) if download.gguf or not has_other else None
+        if gguf is not None:
             return folder / gguf.name
         if download.is_adapter:
             adapter_files(files)

@@ -140,14 +140,12 @@ def plan_flips(
 ) -> FlipMemory:
     """Change `plan` by one flip at most; returns what the next decision has to know."""
     memory = _timed(memory, now, is_flipping=plan.is_flipping)
-    limit = spec.rollout.drain_timeout_seconds or max(
-        rules.FLIP_LIMIT_SECONDS, spec.autoscale.scale_down.window_seconds
-    )
+    limit = _limit_seconds(spec)
     if memory.begun is not None and memory.source and now - memory.begun >= limit:
         why = f"a worker of {memory.source} keeps its role: it has not drained within {limit:g} s"
         plan.move(OTHER[memory.source], trace, why)
         _keep_home(plan, trace)
-        return FlipMemory(last=now, seconds=now - memory.begun)
+        return _failed(memory, now)
     source = _returns(plan) or _given_back(plan)
     may_lose = source is not None and plan.may_lose_ready(source)
     if source is not None and may_lose and plan.may_change:
@@ -167,7 +165,25 @@ def _timed(memory: FlipMemory, now: float, *, is_flipping: bool) -> FlipMemory:
     """The same with the time that a flip took, once it has ended."""
     if memory.begun is None or is_flipping or now <= memory.begun:
         return memory
-    return replace(memory, begun=None, seconds=now - memory.begun, source=None)
+    seconds, ended = now - memory.begun, replace(memory, begun=None, source=None)
+    return replace(ended, seconds=seconds, num_failed=0, not_before=-math.inf)
+
+
+def _limit_seconds(spec: PDClusterSpec) -> float:
+    """Seconds in which a worker drains for a flip; a flip that drains nothing takes some too."""
+    unset = max(rules.FLIP_LIMIT_SECONDS, spec.autoscale.scale_down.window_seconds)
+    return max(rules.FLIP_SECONDS, spec.rollout.drain_timeout_seconds or unset)
+
+
+def _failed(memory: FlipMemory, now: float) -> FlipMemory:
+    """The next one waits for an hour, and twice as long for each that fails in a row."""
+    wait = min(rules.MAX_FLIP_PAUSE_SECONDS, rules.FLIP_PAUSE_SECONDS * 2.0**memory.num_failed)
+    return FlipMemory(
+        last=now,
+        seconds=now - (memory.begun or now),
+        num_failed=min(memory.num_failed + 1, rules.MOST_FAILED_FLIPS),
+        not_before=now + wait,
+    )
 
 
 def _returns(plan: FlipPlan) -> str | None:
@@ -214,7 +230,8 @@ def _flip(
     # a worker that would be scaled away has been spare for the whole window
     wait = 0.0 if plan.shrinks(source) else _wait_seconds(memory, spec)
     is_back = bool(plan.away) and plan.home == short
-    ready_at = max(since + wait, memory.last + spec.scale_down.window_seconds * is_back)
+    last = memory.last + spec.scale_down.window_seconds * is_back
+    ready_at = max(since + wait, last, memory.not_before)
     if now < ready_at or not plan.may_change:
         return memory
     why = _why(plan, short, needs, now - since)

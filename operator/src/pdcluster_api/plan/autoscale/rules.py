@@ -31,6 +31,11 @@ FLIP_COST: Final = 2.0
 # keeps its role, where rollout.drainTimeoutSeconds sets no limit
 FLIP_LIMIT_SECONDS: Final = 600.0
 
+# The next flip waits so long after it, twice as long for each more that has not drained
+FLIP_PAUSE_SECONDS: Final = 3600.0
+MAX_FLIP_PAUSE_SECONDS: Final = 86400.0
+MOST_FAILED_FLIPS: Final = 8
+
 # Rounds of scrapes after which a new worker is thought to carry its part; its source gives a new
 # decode worker as many intervals
 GRACE_ROUNDS: Final = 3

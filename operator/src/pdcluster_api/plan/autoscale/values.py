@@ -181,6 +181,8 @@ class FlipMemory:
     source: str | None = None  # the role whose worker that is; None = it goes back
     last: float = -math.inf  # when the last one was
     seconds: float = 0.0  # that the last one took, most of it to drain
+    num_failed: int = 0  # in a row: their workers did not drain
+    not_before: float = -math.inf  # after those
 
 
 @dataclass(frozen=True)

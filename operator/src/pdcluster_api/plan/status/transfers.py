@@ -27,6 +27,7 @@ MAX_MESSAGE = 400
 MAX_PAIRS = 64  # Pairs that are verified: eight pools of each role
 PERIOD_SECONDS = 3600.0  # Between two verifications of a pair that passes
 RETRY = Backoff(first=60.0, most=PERIOD_SECONDS)  # Between two of a pair that does not pass
+DOUBT_SECONDS = 10.0  # until the next one, at a gate that waits for it
 LEAST_FAILURES = 2  # in a row, from which a transfer that failed counts at a gate
 GIGA = 1_000_000_000
 
@@ -200,6 +201,8 @@ class VerificationSettings:
             return 0.0
         is_passed = self.passes(found.verification)
         wait = PERIOD_SECONDS if is_passed else RETRY.after(max(1, found.num_failures))
+        if self.since and found.is_doubtful:
+            wait = DOUBT_SECONDS
         age = datetime.fromisoformat(self.now) - datetime.fromisoformat(found.verification.at)
         # a clock that was set back must not hold it up
         return max(0.0, wait - abs(age.total_seconds()))
