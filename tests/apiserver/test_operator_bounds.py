@@ -181,7 +181,7 @@ def test_the_largest_object_and_its_successor_leave_memory_for_others(
                 lambda: (
                     scene.status.get("observedGeneration") == scene.body["metadata"]["generation"]
                 ),
-                DEADLINE_SECONDS,
+                3 * DEADLINE_SECONDS,  # hundreds of objects
                 lambda: operator.log_end,
             )
             operator.await_resyncs(2)
