@@ -281,6 +281,8 @@ def test_cell_that_ends_first_stays_as_it_was():
     assert len(short.samples) == number
     assert {sample.replicas["mixed/x"] for sample in short.samples} == {2}
     assert [sample.seconds for sample in short.samples] == [s.seconds for s in long.samples]
+    short.merge([Recorder()])  # a cell without requests
+    assert len(short.samples) == number
 
 
 def test_preemptions_of_a_worker_that_is_gone_count():

@@ -166,6 +166,8 @@ def test_worker_that_does_not_drain_keeps_its_role():
     assert found.flips == 0
     whys = [step.why for each in found.outcomes for step in each.decision.steps]
     assert "a worker of prefill keeps its role: it has not drained within 600 s" in whys
+    found.run(3500)
+    assert found.flips == 0  # for an hour, or it would drain for most of the time
 
 
 def test_role_that_needs_no_more_gives_the_worker_back_before_it_shrinks():
