@@ -141,7 +141,7 @@ async def test_pulse_of_an_engine_that_makes_progress_again_serves_as_before(sce
     assert scene.told == [(True, None), (False, None)]  # of a stall before any request fails
 
 
-async def test_pulse_of_an_engine_that_was_given_up_grants_nothing_again(scene):
+async def test_pulse_of_an_engine_that_is_to_be_killed_grants_nothing_again(scene):
     scene.answers = False
     await scene.poll(6)
     client_of(scene.worker).give_up("another rank of it is lost")

@@ -37,7 +37,8 @@ def test_engine_keeps_prefixes_where_it_says_so(said: bytes, keeps: bool) -> Non
 def test_blocks_are_those_of_a_rank_as_tokens_take_them(
     capacity: tuple[float | None, int | None], blocks: int
 ) -> None:
-    given = ',kv_cache_max_concurrency="%s",kv_cache_size_tokens="%s"' % capacity  # noqa: UP031
+    concurrency, tokens = capacity
+    given = f',kv_cache_max_concurrency="{concurrency}",kv_cache_size_tokens="{tokens}"'
     line = 'vllm:cache_config_info{engine="%d",block_size="16",num_gpu_blocks="8192"%s} 1.0'
     page = "\n".join(line % (rank, given) for rank in range(2))
 

@@ -372,7 +372,7 @@ def fails(*_: object) -> None:
     [("WAKE_SECONDS", 0.05), ("decide", fails), ("has_changed", lambda *_: True)],
     ids=["goes well", "fails", "is not followed"],
 )
-async def test_routers_of_a_cluster_that_sleeps_are_asked_more_often_than_the_interval(
+async def test_routers_of_a_cluster_that_sleeps_are_scraped_more_often_than_the_interval(
     scene: Scene,
     server: WorkerServer,
     monkeypatch: pytest.MonkeyPatch,

@@ -137,7 +137,9 @@ async def test_answer_of_a_lost_rank_goes_back_where_another_one_serves(worker, 
         worker.engines.add(Engine(EngineClient(), FACTS, "h:1", rank))
     progress = RequestProgress(spec(), "auto", lambda: 0.0, 0.0, failed={LOCAL})
 
-    assert Migration(worker, None, list, None)._is_up(progress) is is_up  # type: ignore[arg-type]
+    # looks at the worker and the request alone, so no dispatcher and no router are needed
+    migration = Migration(worker, None, list, None)  # type: ignore[arg-type]
+    assert migration._is_up(progress) is is_up
 
 
 async def test_move_that_a_worker_refuses_for_the_requests_own_fault_is_not_tried_again(

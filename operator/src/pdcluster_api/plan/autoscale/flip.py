@@ -177,12 +177,12 @@ def _limit_seconds(spec: PDClusterSpec) -> float:
 
 def _failed(memory: FlipMemory, now: float) -> FlipMemory:
     """The next one waits for an hour, and twice as long for each that fails in a row."""
-    wait = min(rules.MAX_FLIP_PAUSE_SECONDS, rules.FLIP_PAUSE_SECONDS * 2.0**memory.num_failed)
+    number = memory.num_failed + 1
     return FlipMemory(
         last=now,
         seconds=now - (memory.begun or now),
-        num_failed=min(memory.num_failed + 1, rules.MOST_FAILED_FLIPS),
-        not_before=now + wait,
+        num_failed=number,
+        not_before=now + rules.FLIP_RETRY.after(number),
     )
 
 

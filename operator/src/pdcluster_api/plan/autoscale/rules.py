@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from pdcluster_schema.backoff import Backoff
+
 METRICS: Final = "metrics"  # what is known of a role
 CAPACITY: Final = "capacity"  # nodes, quotas and what they have refused
 WAKE: Final = "wake"  # of a cluster that sleeps: its first workers
@@ -32,9 +34,7 @@ FLIP_COST: Final = 2.0
 FLIP_LIMIT_SECONDS: Final = 600.0
 
 # The next flip waits so long after it, twice as long for each more that has not drained
-FLIP_PAUSE_SECONDS: Final = 3600.0
-MAX_FLIP_PAUSE_SECONDS: Final = 86400.0
-MOST_FAILED_FLIPS: Final = 8
+FLIP_RETRY: Final = Backoff(first=3600.0, most=86400.0)
 
 # Rounds of scrapes after which a new worker is thought to carry its part; its source gives a new
 # decode worker as many intervals
