@@ -22,6 +22,7 @@ SHOWN = {  # block, by how it begins: words that its output has
     "from openai": ("",),
     "echo": ("Paris",),
     "pdctl status": ("chat", "prefill", "decode", "chat-decode-cpu-0  | ", "pdcluster_"),
+    "kill": ("prefill 0/1", "False (NoPrefillWorker)"),
     "pdctl bench serve": ("Serving Benchmark Result", "TTFT"),
     "pdctl validate": ("chat is valid",),
     "pdctl autoscale replay": ("replay",),

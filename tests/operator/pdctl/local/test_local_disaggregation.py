@@ -26,6 +26,7 @@ def rows(decode: WorkerDisaggregation | None, prefill: str = "ready") -> list[Ro
         (None, "ready", ("Unknown", "NoLongPrompts")),
         (REFUSING, "ready", ("False", "PairRefused")),
         (BUSY, "ready", ("True", "Offloading")),
+        (BUSY, "starting", ("False", "NoPrefillWorker")),
         (
             WorkerDisaggregation("tcp", long_prompts=10, remote_ratio=0.0),
             "failed",

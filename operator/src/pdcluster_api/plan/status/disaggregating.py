@@ -129,15 +129,7 @@ def _condition(reports: DisaggregationReports, status: Status, threshold: int) -
         )
         return Condition.false(_TYPE, words.PAIR_REFUSED, text)
     num_long, num_remote = _counts(reports.decode.values())
-    if num_remote:
-        rate, note = status.get("bytesPerSecond"), status.get("transportNote")
-        at = f", where the last request's KV moved at about {readable_rate(rate)}" if rate else ""
-        text = (
-            f"about {status['remoteShare']} of long prompts are prefilled by prefill workers, over "
-            f"{status['transport']}{at}" + (f" ({note})" if note else "")
-        )
-        return Condition.true(_TYPE, words.OFFLOADING, text)
-    if num_long < FEW_PROMPTS:
+    if num_long < FEW_PROMPTS and not num_remote:
         text = (
             f"too few prompts of {threshold} tokens or more "
             "(routing.offload.prefillLengthThreshold) to tell"
@@ -149,6 +141,14 @@ def _condition(reports: DisaggregationReports, status: Status, threshold: int) -
             "PrefillReady"
         )
         return Condition.false(_TYPE, words.NO_PREFILL_WORKER, text)
+    if num_remote:
+        rate, note = status.get("bytesPerSecond"), status.get("transportNote")
+        at = f", where the last request's KV moved at about {readable_rate(rate)}" if rate else ""
+        text = (
+            f"about {status['remoteShare']} of long prompts are prefilled by prefill workers, over "
+            f"{status['transport']}{at}" + (f" ({note})" if note else "")
+        )
+        return Condition.true(_TYPE, words.OFFLOADING, text)
     text = (
         "prefill workers are ready, and none of the last long prompts went there: see why remote "
         "prefills fail or find no credit in the decode workers' logs, whether ports 9000 and 9100 "
