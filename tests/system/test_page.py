@@ -42,7 +42,7 @@ async def test_it_shows_a_remote_prefill_over_both_workers(cluster: Cluster, rol
         await ask(page, "remote")
         await expect(page.locator("#log .measured")).to_contain_text("prefill remote")
         await expect(page.locator("#why")).to_contain_text(
-            "Prefilled at prefill-0, decoded at decode-0, as you asked"
+            "Prefilled at prefill-0, decoded at decode-0, since Prefill is set to remote"
         )
         await expect(page.locator("#timeline .meta")).to_have_text(["prefill-0", "decode-0"])
         await expect(page.locator("#spans li")).to_contain_text(["Wait", "Prefill", "KV", "Decode"])

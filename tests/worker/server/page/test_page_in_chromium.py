@@ -191,7 +191,7 @@ async def test_it_shows_an_answer_as_it_comes_its_figures_and_where_it_ran(
     await expect(answer).to_contain_text("Hello, world!")
     await expect(answer).to_contain_text("tokens/s · 14 tokens · prefill remote")
     await expect(page.get_by_role("status").last).to_contain_text("Answer complete. first token")
-    await expect(page.locator("#why")).to_contain_text("as you asked")
+    await expect(page.locator("#why")).to_contain_text("since Prefill is set to remote")
     await expect(page.locator("#timeline .track")).to_have_count(1)
     await expect(page.locator("#events tr").first).to_contain_text("issued")
     assert rig.backend.calls[-1][1] == "remote"
@@ -397,7 +397,7 @@ async def test_a_phone_shows_all_of_it_without_scrolling_sideways(url: str) -> N
         await page.get_by_text("All events").click()
         width = "document.documentElement.scrollWidth"
         assert await page.evaluate(width) == 360
-        for region in ("Workers", "Ask", "Last hour"):
+        for region in ("Workers", "Ask", "Last 10 minutes"):
             box = await page.get_by_role("region", name=region).bounding_box()
             assert box["x"] >= 0
             assert box["x"] + box["width"] <= 360

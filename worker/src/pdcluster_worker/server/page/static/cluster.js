@@ -58,7 +58,7 @@ function draw(overview) {
   document.title = `${overview.cluster} · PDCluster`;
   say("title", overview.cluster);
   const { model, namespace, revision, pod } = overview;
-  const about = [`Serves ${model}`, `namespace ${namespace}`, `revision ${revision}`, `seen by ${short(pod)}`];
+  const about = [`Serves ${model}`, `namespace ${namespace}`, `revision ${revision}`, `reported by ${short(pod)}`];
   say("about", about.join(" · "));
   const words = `${ready} of ${workers.length} workers ready`;
   const complete = !overview.problem && ready === workers.length;
@@ -95,11 +95,11 @@ function sum(workers, name) {
   return workers.reduce((total, worker) => total + (worker.figures?.[name] ?? 0), 0);
 }
 
-/** Growth at decode workers together. */
+/** Growth at decode workers together; of a page that just opened too little, not ten times as much. */
 function perSecond(name) {
-  const period = samples.at(-1).at - samples[0].at;
+  const period = Math.max(WINDOW / 2, samples.at(-1).at - samples[0].at);
   const grown = samples.slice(1).reduce((sum, { totals }) => sum + totals[name], 0);
-  return period > 0 ? (1000 * grown) / period : 0;
+  return (1000 * grown) / period;
 }
 
 function drawFigures(workers) {
@@ -120,7 +120,11 @@ function drawFigures(workers) {
   redraw($("figures"), figures.map(figure));
 }
 
-const percent = (part, whole) => `${Math.round((100 * part) / whole)} %`;
+/** As "<1 %" what is little and not nothing. */
+function percent(part, whole) {
+  const rounded = Math.round((100 * part) / whole);
+  return part > 0 && rounded === 0 ? "<1 %" : `${rounded} %`;
+}
 
 function figure([name, value]) {
   return html("div", {}, html("dt", {}, name), html("dd", {}, String(value)));
@@ -183,7 +187,7 @@ function card(worker) {
 
 function bar(share) {
   const fill = html("i");
-  fill.style.width = share.replace(" ", "");
+  fill.style.width = share.replace(/[< ]/g, "");
   return html("div", { class: "bar", "aria-hidden": "true" }, fill);
 }
 
@@ -208,7 +212,9 @@ function drawHour({ period_seconds: period, ready, remote, local }) {
   say("since", `${minutes} min, as ${pod} has seen it; counts begin again when it restarts`);
   const shown = Math.max(20, remote.length); // ten minutes at least
   const step = 1000 / shown;
-  say("from", `${Math.round((shown * period) / 60)} min ago`);
+  const longest = Math.round((shown * period) / 60);
+  say("hour-title", longest < 60 ? `Last ${longest} minutes` : "Last hour");
+  say("from", `${longest} min ago`);
   const x = (index) => 1000 - step * (remote.length - index);
   drawReplicas(ready, x, step);
   drawPrompts(remote, local, x, step);

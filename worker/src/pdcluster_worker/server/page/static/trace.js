@@ -106,7 +106,8 @@ function reason(offload, { place, prefill, decode }) {
   const where = place === "remote" ? `Prefilled at ${short(prefill)}, decoded at ${short(decode)}`
     : `Prefilled and decoded at ${short(decode)}`;
   if (!offload) {
-    return `${where}, ${$("place").value === "auto" ? "without a choice" : "as you asked"}.`;
+    const chosen = $("place").value;
+    return `${where}, ${chosen === "auto" ? "without a choice" : `since Prefill is set to ${chosen}`}.`;
   }
   const { reason: word, uncached_tokens: tokens, threshold } = offload.facts;
   const compared = `${tokens} tokens to compute, threshold ${threshold}`;
