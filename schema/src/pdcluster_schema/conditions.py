@@ -119,6 +119,7 @@ KV_TIER_STOPPED: Final = "KVTierStopped"
 # Models of other clusters.
 CLUSTER_MISSING: Final = "ClusterMissing"
 MODEL_NOT_SERVED: Final = "ModelNotServed"
+API_KEYS_DIFFER: Final = "ApiKeysDiffer"
 
 # How prefill and decode work together.
 OFFLOADING: Final = "Offloading"

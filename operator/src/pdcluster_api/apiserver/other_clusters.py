@@ -15,13 +15,14 @@ def other_cluster(body: Body) -> OtherCluster:
     adapters = model.get("adapters")
     named = [model, *(adapters if isinstance(adapters, list) else ())]
     names = (_mapping(each).get("name") for each in named)
-    port = service.get("port", HTTP_PORT)
+    port, secret = service.get("port", HTTP_PORT), service.get("apiKeySecret")
     serving = Previous(_mapping(body.get("status"))).condition(SERVING)
     sleeps = serving.get("reason") == SCALED_TO_ZERO  # a request wakes it
     return OtherCluster(
         tuple(name for name in names if isinstance(name, str)),
         port if isinstance(port, int) else HTTP_PORT,
         is_serving=serving.get("status") == "True" or sleeps,
+        api_key_secret=secret if isinstance(secret, str) else None,
     )
 
 

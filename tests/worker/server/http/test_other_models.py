@@ -16,6 +16,7 @@ from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.qos import DegradationSpec, SmallerModelSpec
 from pdcluster_schema.routing import RacingSpec
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdcluster_worker.server.http.handed_on import _is_going
 from pdcluster_worker.server.http.other_models import _renamed
 from pdcluster_worker.server.http.run import HttpServer, serve
@@ -175,6 +176,25 @@ async def test_a_request_is_handed_on_once(
     answer = await wire.post(CHAT, json=body("ring"))
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_keys_that_the_other_cluster_does_not_take_are_refused_by_it(
+    rig: Rig, wire: httpx.AsyncClient, model_folder: Path, tmp_path: Path
+) -> None:
+    there = make_rig(model_folder)
+    (tmp_path / "theirs").write_text("sk-theirs")
+    app = there.make_app(tenant_of=ApiKeys(tmp_path).tenant_of)
+    server = await serve(app, "127.0.0.1", 0, open_answers=there.open_answers)
+    serving(rig, small=f"127.0.0.1:{server.port}")
+    headers = {"authorization": "Bearer sk-ours"}
+
+    answer = await wire.post(CHAT, json=body("small"), headers=headers)
+    listed = await wire.get("/v1/models", headers=headers)
+    await server.close()
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert answer.headers["x-pdcluster-model"] == "small"
+    assert [each["id"] for each in listed.json()["data"]] == ["tiny", "small"]
 
 
 async def test_a_header_that_is_not_ascii_is_handed_on(large: Rig, wire: httpx.AsyncClient) -> None:

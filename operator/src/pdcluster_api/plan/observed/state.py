@@ -276,12 +276,13 @@ class WriteFailure:
 @dataclass(frozen=True)
 class OtherCluster:
     """Another PDCluster of the namespace: names of its model and adapters, the port of its Service,
-    and whether it answers requests.
+    whether it answers requests, and the Secret of its API keys; None = it wants no key.
     """
 
     models: tuple[str, ...]
     port: int
     is_serving: bool
+    api_key_secret: str | None = None
 
 
 @dataclass(frozen=True)

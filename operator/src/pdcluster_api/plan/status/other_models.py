@@ -18,10 +18,10 @@ def other_models_served(cluster: PDCluster, others: Mapping[str, OtherCluster]) 
     """others: PDClusters of the namespace by name; one that is not there is left out.  None = no
     models of others are asked for.
     """
-    models = cluster.spec.service.models
+    models, secret = cluster.spec.service.models, cluster.spec.service.api_key_secret
     if not models:
         return None
-    wrong = [found for model in models for found in _wrong(model, others.get(model.cluster))]
+    wrong = [found for each in models for found in _wrong(each, others.get(each.cluster), secret)]
     if not wrong:
         text = f"{len(models)} served by their clusters" if len(models) > 1 else "it is served"
         return Condition.true(_TYPE, words.AS_DECLARED, text)
@@ -29,8 +29,10 @@ def other_models_served(cluster: PDCluster, others: Mapping[str, OtherCluster]) 
     return Condition.false(_TYPE, reason, f"{text}{and_more(len(wrong))}")
 
 
-def _wrong(model: OtherModelSpec, other: OtherCluster | None) -> Iterator[tuple[str, str]]:
-    """Reason, and text; nothing where all is well."""
+def _wrong(
+    model: OtherModelSpec, other: OtherCluster | None, secret: str | None
+) -> Iterator[tuple[str, str]]:
+    """Reason, and text; nothing where all is well.  secret: of the API keys here."""
     name = f"model {model.name} of service.models"
     if other is None:
         fix = "make it in this namespace, or correct cluster"
@@ -42,6 +44,19 @@ def _wrong(model: OtherModelSpec, other: OtherCluster | None) -> Iterator[tuple[
     elif model.port != other.port:
         text = f"{name}: the Service {model.cluster} has port {other.port}, not {model.port}"
         yield words.MODEL_NOT_SERVED, f"{text}; set port: {other.port}"
+    elif other.api_key_secret not in (None, secret):
+        text = f"{name}: PDCluster {model.cluster} takes API keys of Secret {other.api_key_secret}"
+        yield words.API_KEYS_DIFFER, f"{text}, and {_answer_there(secret)}"
     elif not other.is_serving:
         text = f"{name}: PDCluster {model.cluster} answers no requests now; its Serving says why"
         yield words.NOT_ANSWERING, text
+
+
+def _answer_there(secret: str | None) -> str:
+    """To the requests that are taken here.  secret: None = they need no key."""
+    own = (
+        "this one needs none: a request without one"
+        if secret is None
+        else f"this one those of Secret {secret}: a request with a key of that"
+    )
+    return f"{own} is answered 401 there; name one Secret in service.apiKeySecret of both"

@@ -54,6 +54,37 @@ def test_condition_says_what_the_other_cluster_lacks(
     assert words in found[2]
 
 
+@pytest.mark.parametrize(
+    ("here", "there", "words"),
+    [
+        ({}, {}, None),
+        ({"apiKeySecret": "keys"}, {"apiKeySecret": "keys"}, None),
+        ({"apiKeySecret": "keys"}, {}, None),
+        ({"apiKeySecret": "keys"}, {"apiKeySecret": 1}, None),
+        ({"apiKeySecret": "keys"}, {"apiKeySecret": "theirs"}, "this one those of Secret keys: "),
+        ({}, {"apiKeySecret": "theirs"}, "this one needs none: "),
+    ],
+)
+def test_other_api_keys_there_are_named_with_the_fix(
+    here: dict[str, Any], there: dict[str, Any], words: str | None
+) -> None:
+    content = minimal()
+    models = [{"name": "small", "cluster": "other"}]
+    content["spec"]["service"] = {"models": models, **here}
+    other = other_cluster({**SMALL, "spec": {**SMALL["spec"], "service": there}})
+
+    found = other_models_served(parse(content), {"other": other})
+
+    assert found is not None
+    if words is None:
+        assert found.status == "True"
+        return
+    assert (found.status, found.reason) == ("False", "ApiKeysDiffer")
+    assert words in found.message
+    assert "Secret theirs" in found.message
+    assert found.message.endswith("; name one Secret in service.apiKeySecret of both")
+
+
 def test_one_of_several_is_named_and_the_others_are_counted() -> None:
     asked = [{"name": name, "cluster": "other"} for name in ("small", "big", "huge")]
 
