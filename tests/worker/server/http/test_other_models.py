@@ -16,6 +16,7 @@ from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.qos import DegradationSpec, SmallerModelSpec
 from pdcluster_schema.routing import RacingSpec
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.http import handed_on
 from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdcluster_worker.server.http.handed_on import _is_going
 from pdcluster_worker.server.http.other_models import _renamed
@@ -164,6 +165,65 @@ async def test_a_cluster_that_is_gone_is_listed_and_refused(
     assert [each["id"] for each in listed] == ["tiny", "small"]
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_unavailable")
     assert answer.headers["retry-after"] == "1"
+
+
+@pytest.fixture
+async def mute() -> AsyncIterator[str]:
+    """Address of a server that takes connections and answers nothing."""
+
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(4096):
+            pass
+        writer.close()
+
+    async with await asyncio.start_server(hold, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def impatient(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    monkeypatch.setattr(handed_on, "GET_SECONDS", 0.2)
+    rig.policy = rig.policy.model_copy(update={"stall_seconds": 1})
+    return rig
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_cluster_that_answers_nothing_at_all_is_given_up(
+    rig: Rig, wire: httpx.AsyncClient, mute: str, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    impatient(serving(rig, small=mute), monkeypatch)
+
+    answer = await asyncio.wait_for(wire.post(CHAT, json=body("small", stream=streams)), 10)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (504, "model_unavailable")
+    assert f"{mute} answers nothing: not the request for 1 s, nor /health" in error["message"]
+    assert answer.headers["retry-after"] == "1"
+
+
+async def test_a_smaller_model_that_answers_nothing_leaves_the_refusal(
+    rig: Rig, wire: httpx.AsyncClient, mute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient(serving(rig, small=mute), monkeypatch).backend.error = FULL
+
+    answer = await asyncio.wait_for(wire.post(CHAT, json=body("tiny", priority="low")), 10)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_full")
+
+
+async def test_an_answer_that_takes_long_is_waited_for_while_its_cluster_lives(
+    large: Rig,
+    wire: httpx.AsyncClient,
+    small: tuple[Rig, HttpServer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    impatient(large, monkeypatch)
+    small[0].backend.hold_after = 0
+
+    answering = asyncio.create_task(wire.post(CHAT, json=body("small")))
+    await asyncio.sleep(2.5)
+    small[0].backend.gate.set()
+
+    assert (await asyncio.wait_for(answering, 10)).json()["model"] == "small"
 
 
 async def test_a_request_is_handed_on_once(

@@ -45,6 +45,7 @@ _MESSAGES_TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
+    504: "timeout_error",
 }
 
 Handler = Callable[[Request, Exception], Awaitable[Response]]

@@ -3,6 +3,7 @@
 Each has a connection of its own, so that the Service there spreads requests over its workers.
 """
 
+import asyncio
 import re
 import socket
 import ssl
@@ -17,6 +18,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Scope, Send
 
+from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.text import shortened
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.errors import ERROR_HEADER, response_for
@@ -62,32 +64,39 @@ _CONVERSATIONS = ("/v1/messages", "/v1/responses")  # whose errors in a stream a
 
 @dataclass(frozen=True, slots=True)
 class HandedOn:
-    """address: host:port of the API that serves the model `name`."""
+    """address: host:port of the API that serves the model `name`.
+
+    stall_seconds: after which without an answer a sign of life is looked for
+    """
 
     name: str
     address: str
     path: str
     body: bytes
     headers: Mapping[str, str]
+    stall_seconds: float
 
     @classmethod
-    def of(cls, scope: Scope, name: str, address: str, body: bytes) -> "HandedOn":
+    def of(cls, scope: Scope, name: str, policy: PolicyConfig, body: bytes) -> "HandedOn":
         given = Headers(scope=scope)
         headers = {each: given[each] for each in _PASSED if each in given}
         headers |= trace_context.current()
-        return cls(name, address, scope["path"], body, headers)
+        address = policy.models[name]
+        return cls(name, address, scope["path"], body, headers, policy.stall_seconds)
 
     def marked(self, requested: str) -> "HandedOn":
         """With the model that the client has named: none hands it on again."""
         return replace(self, headers={**self.headers, REQUESTED_MODEL_HEADER: header_of(requested)})
 
     @asynccontextmanager
-    async def open(self, method: str = "POST") -> AsyncIterator[httpx2.Response]:
+    async def open(
+        self, method: str = "POST", read_seconds: float | None = None
+    ) -> AsyncIterator[httpx2.Response]:
         """The head of an answer.  Raises httpx2.TransportError."""
         transport = httpx2.AsyncHTTPTransport(
             verify=_NO_TLS, trust_env=False, socket_options=_SIGNS_OF_LIFE
         )
-        waits = httpx2.Timeout(None, connect=CONNECT_SECONDS, write=WRITE_SECONDS)
+        waits = httpx2.Timeout(read_seconds, connect=CONNECT_SECONDS, write=WRITE_SECONDS)
         given = {**self.headers, "accept-encoding": "identity"}
         # as they came: a client's may have other characters than ASCII
         headers = [(name.encode(), value.encode("latin-1")) for name, value in given.items()]
@@ -135,13 +144,51 @@ class HandedOn:
         why = "no address of its cluster is known"
         for _ in range(MAX_ATTEMPTS if self.address else 0):
             try:
-                response = await stack.enter_async_context(self.open())
+                async with self._while_alive():
+                    response = await stack.enter_async_context(self.open())
                 if response.status_code != 503 or not await _is_going(response):
                     return response
                 why = f"{self.address} takes no requests now"
             except httpx2.TransportError as e:
                 why = f"{self.address}: {str(e) or type(e).__name__}"
         raise self._unavailable(why)
+
+    @asynccontextmanager
+    async def _while_alive(self) -> AsyncIterator[None]:
+        """An answer may take any time to begin, while its cluster shows that it lives.
+
+        Raises RequestError.
+        """
+        try:
+            async with asyncio.timeout(None) as limit:
+                watch = asyncio.create_task(self._end_if_mute(limit))
+                try:
+                    yield
+                finally:
+                    watch.cancel()
+        except TimeoutError as e:
+            why = f"not the request for {self.stall_seconds:g} s, nor /health"
+            raise self._unavailable(f"{self.address} answers nothing: {why}", 504) from e
+
+    async def _end_if_mute(self, limit: asyncio.Timeout) -> None:
+        while True:
+            await asyncio.sleep(self.stall_seconds)
+            if await self._is_mute():
+                limit.reschedule(0)
+                return
+
+    async def _is_mute(self) -> bool:
+        """True if each of some connections is taken, and no answer comes on any."""
+        probe = replace(self, path="/health", body=b"")
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                async with probe.open("GET", GET_SECONDS):
+                    return False
+            except httpx2.ReadTimeout:
+                continue
+            except httpx2.TransportError:
+                return False  # one that ends takes no more connections, and answers what it has
+        return True
 
     async def _whole(self, response: httpx2.Response) -> bytes:
         try:
@@ -179,10 +226,10 @@ class HandedOn:
         kept = {k: v for k, v in response.headers.items() if k.lower() not in _KEPT_BACK}
         return {**kept, MODEL_HEADER: header_of(self.name)}
 
-    def _unavailable(self, why: str) -> RequestError:
+    def _unavailable(self, why: str, status: int = 503) -> RequestError:
         return RequestError(
             f"model {self.name!r} cannot be reached ({shortened(why, 200)}): retry later",
-            status=503,
+            status=status,
             code="model_unavailable",
             retry_after_seconds=1,
         )

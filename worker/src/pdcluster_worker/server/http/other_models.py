@@ -217,7 +217,7 @@ class OtherModels:
             self._metrics.handed_on_requests.labels(call.name, outcome).inc()
 
     def _call(self, name: str, scope: Scope, body: bytes = b"") -> HandedOn:
-        return HandedOn.of(scope, name, self.addresses[name], body)
+        return HandedOn.of(scope, name, self._policy(), body)
 
     async def lengths(self, scope: Scope, only: str | None = None) -> dict[str, int | None]:
         """max_model_len by model, None where its cluster does not say it; without those that their

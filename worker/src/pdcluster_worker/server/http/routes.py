@@ -26,7 +26,7 @@ Answers = Mapping[int, type[Any] | None]
 STREAM = "text/event-stream"
 
 
-_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
+_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
 
 
 def with_errors(success: type[BaseModel] | None, error: type[BaseModel] = ErrorReply) -> Answers:
