@@ -517,6 +517,55 @@ async def test_a_race_without_a_winner_ends_with_the_own_refusal(
     assert large.value("pdcluster_races_total", winner="none") == 1
 
 
+async def test_an_own_error_after_the_first_token_is_kept_for_a_race_without_a_winner(
+    large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer], until: Until
+) -> None:
+    lost = RequestError("the worker is lost", status=500, code="decode_worker_lost")
+    backend, rival = racing(large).backend, small[0].backend
+    backend.error, backend.error_after = lost, 2
+    rival.error, rival.error_after, rival.hold_after = FULL, 1, 0
+
+    running = asyncio.create_task(wire.post(CHAT, json=body("tiny", pdcluster={"race": "small"})))
+    await asyncio.wait_for(rival.holding.wait(), 10)
+    async with asyncio.timeout(10):
+        await until(lambda: bool(backend.calls))
+    await asyncio.sleep(0.5)
+    rival.gate.set()
+    answer = await running
+
+    assert (answer.status_code, answer.json()["error"]["message"]) == (500, "the worker is lost")
+    assert large.value("pdcluster_races_total", winner="none") == 1
+
+
+async def test_the_trace_of_a_race_says_how_the_loser_ended(
+    large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer]
+) -> None:
+    racing(large).backend.error = FULL
+    refused = await raced(wire)
+    large.backend.error, large.backend.hold_after = None, 0
+    lost = await raced(wire)
+
+    assert refused["race_lost"] == {
+        "by": "first",
+        "reason": "queue_full",
+        "message": "the queue is full",
+    }
+    assert lost["race_lost"] == {"by": "first", "reason": "lost", "message": ""}
+    assert lost["ended"]["reason"] == "cancelled"
+    assert "error" not in lost["ended"]
+
+
+async def raced(wire: httpx.AsyncClient) -> dict[str, Any]:
+    """Facts of the events of a race, by name."""
+    answer = await wire.post(CHAT, json=body("tiny", pdcluster={"race": "small"}))
+    path = f"/debug/requests/{answer.headers['x-request-id']}"
+    async with asyncio.timeout(10):
+        while (found := await wire.get(path)).status_code != 200:
+            await asyncio.sleep(0.02)
+    (trace,) = found.json()["journeys"]
+    return {event["name"]: event["facts"] for event in trace["events"]}
+
+
 async def test_a_client_that_leaves_a_race_ends_both(
     large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer]
 ) -> None:

@@ -12,6 +12,9 @@ from pdcluster_worker.tracing.request_trace import ENDED, add_event, places
 
 logger = logging.getLogger(__name__)
 
+CANCELLED = "cancelled"
+"""End of a generation that lost its race to another model, or whose client left the race."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestNames:
@@ -26,9 +29,9 @@ class RequestNames:
 
 
 def note_end(generation: Generation, names: RequestNames, failure: str | None) -> None:
-    """failure: why it has no whole answer; None where it has."""
+    """failure: why it has no whole answer; None where it has.  CANCELLED is no error."""
     facts: dict[str, Fact] = {**generation.figures(), **places(generation.prefill)}
     facts["reason"] = failure or generation.finish_reasons()
-    error: dict[str, Fact] = {} if failure is None else {"error": failure}
+    error: dict[str, Fact] = {} if failure in (None, CANCELLED) else {"error": failure}
     add_event(ENDED, response=names.response, operation=names.operation, **facts, **error)
     log_fields(logger, "ended", {"request": names.response, "label": names.label, **facts})

@@ -1,5 +1,6 @@
 """Check a request against the served model and the policy, log it once, and answer it."""
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -15,7 +16,7 @@ from pdcluster_worker.errors import RequestError, field_error
 from pdcluster_worker.routing.qos.load_shedding import PriorityError, priority_of, tier_of
 from pdcluster_worker.routing.qos.tenants import tenant_policy
 from pdcluster_worker.server.errors import reason
-from pdcluster_worker.server.generation.ending import RequestNames, note_end
+from pdcluster_worker.server.generation.ending import CANCELLED, RequestNames, note_end
 from pdcluster_worker.server.generation.formatter import MEDIA_TYPE, Formatter
 from pdcluster_worker.server.generation.front_end import Prepared
 from pdcluster_worker.server.generation.generation import (
@@ -76,6 +77,9 @@ class GenerationResponse(Response):
         try:
             if not await unless_disconnected(receive, answer):
                 self._failure = "disconnected"
+        except asyncio.CancelledError:
+            self._failure = CANCELLED
+            raise
         except Exception as e:
             self._failure = reason(e) if isinstance(e, RequestError) else "internal_error"
             raise

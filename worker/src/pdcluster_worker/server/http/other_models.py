@@ -12,12 +12,13 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pdcluster_schema.policy import PolicyConfig
-from pdcluster_schema.text import quoted
+from pdcluster_schema.text import quoted, shortened
 from pdcluster_worker.errors import RequestError, field_error
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.attempts import HedgeBudget
 from pdcluster_worker.routing.qos.load_shedding import PriorityError, priority_of, tier_of
 from pdcluster_worker.routing.qos.tenants import tenant_policy
+from pdcluster_worker.server.errors import reason
 from pdcluster_worker.server.http.disconnect import unless_disconnected
 from pdcluster_worker.server.http.handed_on import GET_SECONDS, HandedOn
 from pdcluster_worker.server.http.json_body import off_loop
@@ -35,6 +36,7 @@ _OF_LOAD = frozenset(
 """Codes of refusals in place of which a smaller model may answer."""
 
 _GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/messages")
+_ENTRANTS = ("first", "rival")
 _OF_ONE_TOKENIZER = ("logit_bias", "stop_token_ids")
 _TIMES = frozenset({"deadline_ms", "ttft_slo_ms"})
 """Fields of the extension that count from the request's arrival."""
@@ -118,9 +120,10 @@ class OtherModels:
         try:
             await unless_disconnected(request.receive, race.run(run_own, run_other))
         finally:
-            winner = "none" if race.winner is None else ("first", "rival")[race.winner]
+            winner = "none" if race.winner is None else _ENTRANTS[race.winner]
             self._metrics.races.labels(winner).inc()
             add_event("race_won", by=winner)
+            _note_losers(race)
 
     def _raced(self, checked: Any, scope: Scope) -> str | None:
         """The other model that a request races on.  Raises RequestError."""
@@ -241,6 +244,21 @@ class OtherModels:
             return None if response.status_code == 404 else _length_of(body)
         except (TimeoutError, httpx2.TransportError, msgspec.DecodeError, UnicodeDecodeError):
             return _ModelLength()
+
+
+def _note_losers(race: Race) -> None:
+    """In the trace, how each one has ended that did not win."""
+    for index, end in enumerate(race.ends):
+        if index == race.winner:
+            continue
+        why, message = "refused", ""
+        if isinstance(end, RequestError):
+            why, message = reason(end), shortened(end.message, 200)
+        elif isinstance(end, asyncio.CancelledError):
+            why = "disconnected" if race.winner is None else "lost"
+        elif end is not None:
+            why = type(end).__name__
+        add_event("race_lost", by=_ENTRANTS[index], reason=why, message=message)
 
 
 def _renamed(

@@ -12,11 +12,16 @@ Entrant = Callable[[Send], Awaitable[None]]
 
 
 class Race:
-    """winner: index of the entrant whose answer began first; None = none has."""
+    """winner: index of the entrant whose answer began first; None = none has.
+
+    ends: of each entrant, once all have ended
+    """
 
     def __init__(self, send: Send) -> None:
         self.winner: int | None = None
+        self.ends: list[BaseException | None] = []
         self._send = send
+        self._refusals: dict[int, list[Message]] = {}  # errors that came while the other one ran
         self._tasks: list[asyncio.Task[None]] = []
 
     async def run(self, *entrants: Entrant) -> None:
@@ -32,21 +37,32 @@ class Race:
         finally:
             for task in self._tasks:
                 task.cancel()
-            ends = await asyncio.gather(*self._tasks, return_exceptions=True)
-        failed = [end for end in ends if isinstance(end, Exception)]
-        if self.winner is not None:
-            failed = [end for end in failed if end is ends[self.winner]]
-        elif not failed:
-            failed = [RequestError("no model has answered: retry later", status=503)]
-        if failed:
-            raise failed[0]
+            self.ends = await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.winner is None:
+            await self._refuse()
+        elif isinstance(end := self.ends[self.winner], Exception):
+            raise end
+
+    async def _refuse(self) -> None:
+        """With the first one's error."""
+        for index, end in enumerate(self.ends):
+            for message in self._refusals.get(index, ()):
+                await self._send(message)
+            if index in self._refusals:
+                return
+            if isinstance(end, Exception):
+                raise end
+        raise RequestError("no model has answered: retry later", status=503)
 
     async def _enter(self, index: int, entrant: Entrant) -> None:
         async def send(message: Message) -> None:
-            if self.winner is None:
+            if self.winner is None and index not in self._refusals:
                 self._begin(index, message)
             if self.winner == index:
                 await self._send(message)
+                return
+            if index in self._refusals:
+                self._refusals[index].append(message)
                 return
             raise asyncio.CancelledError  # it came while it was being cancelled
 
@@ -56,6 +72,7 @@ class Race:
         """An error wins where no other one runs."""
         others = [task for each, task in enumerate(self._tasks) if each != index]
         if message.get("status", 200) >= 400 and not all(task.done() for task in others):
+            self._refusals[index] = []
             return
         self.winner = index
         for task in others:
