@@ -342,6 +342,25 @@ async def test_the_smaller_model_answers_in_place_of_a_refusal(
     await counted(until, large, "qos_degraded", reason="model", priority="low")
 
 
+@pytest.mark.parametrize("is_raced", [False, True])
+async def test_usage_is_that_of_the_model_that_the_answer_names(
+    large: Rig, wire: httpx.AsyncClient, small: tuple[Rig, HttpServer], is_raced: bool
+) -> None:
+    racing(large).backend.error = FULL
+    fields: dict[str, Any] = {"pdcluster": {"race": "small"}} if is_raced else {"priority": "low"}
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+
+    whole = (await wire.post(CHAT, json=body("tiny", **fields))).json()
+    streamed = (await wire.post(CHAT, json=body("tiny", **fields, **options))).text
+    direct = (await wire.post(CHAT, json=body("small"))).json()
+
+    events = [json.loads(line[6:]) for line in streamed.split("\n\n") if line[6:7] == "{"]
+    (last,) = [each for each in events if each.get("usage")]
+    assert {each["model"] for each in (whole, last)} == {"small"}
+    assert whole["usage"] == last["usage"] == direct["usage"]
+    assert whole["usage"]["completion_tokens"] == len("I am small.") + 1
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_anthropics_clients_are_shown_the_smaller_model_too(
     large: Rig, wire: httpx.AsyncClient, stream: bool
