@@ -395,14 +395,15 @@ RULES: list[Case | Rule] = [
         at("spec.routing", {"relaying": {"enabled": True}}),
     ),
     (only("picker"), OWN_PICKER),
-    (both(only("router"), BLUE_GREEN), both(only("router"), rolling())),
+    (both(only("router"), rolling()), both(only("picker"), rolling())),
+    (both(only("picker"), BLUE_GREEN), both(SLEEPS, only("router"), rolling())),
     (
-        both(only("router"), at("spec.rollout", {"gracePeriodSeconds": 60})),
-        both(only("router"), at("spec.rollout", {"maxSurge": 2})),
+        both(SLEEPS, only("router"), at("spec.rollout", {"gracePeriodSeconds": 60})),
+        both(SLEEPS, only("router"), at("spec.rollout", {"maxSurge": 2})),
     ),
     (
-        both(only("router"), at("spec.rollout", {"strategy": None, "maxSurge": None})),
-        both(only("router"), at("spec.rollout", {"strategy": None, "maxSurge": 2})),
+        both(only("picker"), at("spec.rollout", {"strategy": None, "maxSurge": None})),
+        both(only("picker"), at("spec.rollout", {"strategy": None, "maxSurge": 2})),
     ),
     (
         at("spec.rollout", {"strategy": None, "onFailure": "Pause"}),

@@ -423,6 +423,9 @@ GOOD: dict[str, Change] = {
     "a roll out by steps": at(
         "spec.rollout", {"strategy": "Rolling", "maxSurge": "100%", "maxUnavailable": 1}
     ),
+    "a roll out by steps behind routers": both(
+        at("spec.roles.router", {"pools": [CPU]}), at("spec.rollout.strategy", "Rolling")
+    ),
     "a roll out with gates": at(
         "spec.rollout",
         {"strategy": "Rolling", "onFailure": "Pause", "bakeSeconds": 0, "whenUnknown": "Continue"},

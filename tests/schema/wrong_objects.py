@@ -1474,8 +1474,21 @@ BAD = [
         fault_at="spec.rollout.bakeSeconds",
     ),
     InvalidObject(
-        both(at("spec.roles.router", {"pools": [CPU]}), at("spec.rollout.strategy", "Rolling")),
-        "spec.rollout.strategy: Rolling is for clusters without routers and pickers of their own",
+        both(
+            at("spec.roles.picker", {"pools": [CPU]}),
+            at("spec.service.endpointPicker", {}),
+            at("spec.rollout.strategy", "Rolling"),
+        ),
+        "spec.rollout.strategy: Rolling is for clusters without pickers of their own",
+        "spec.rollout.strategy",
+    ),
+    InvalidObject(
+        both(
+            SLEEPS,
+            at("spec.roles.router", {"pools": [CPU]}),
+            at("spec.rollout.strategy", "Rolling"),
+        ),
+        "spec.rollout.strategy: Rolling takes routers away for a while",
         "spec.rollout.strategy",
     ),
     wrong("spec.networkPolicy.enabled", 1, "must be true or false, not 1; write true or false"),

@@ -5,18 +5,21 @@ from collections.abc import Iterator
 from pdcluster_schema.rollout import ROLLING_FIELDS
 from pdcluster_schema.section import Rule
 
+_GIVEN = " || ".join(f"self.rollout.?{name}.hasValue()" for name in ROLLING_FIELDS)
+NOT_ROLLING = (
+    "!(has(self.rollout) && (has(self.rollout.strategy) ? self.rollout.strategy == 'Rolling' : "
+    f"({_GIVEN})))"
+)
+"""CEL of an object that asks for another strategy, or for none."""
+
 
 def rollout_rules() -> Iterator[Rule]:
-    given = " || ".join(f"self.rollout.?{name}.hasValue()" for name in ROLLING_FIELDS)
     yield Rule(
-        cel=f"!(has(self.rollout) && (has(self.rollout.strategy) ? self.rollout.strategy == "
-        f"'Rolling' : ({given}))) || !has(self.roles.router) && !has(self.roles.picker)",
-        holds=lambda spec: (
-            not spec.rollout.implies_rolling or not (spec.roles.router or spec.roles.picker)
-        ),
-        reason="Rolling is for clusters without routers and pickers of their own, which lead to "
-        "workers of one revision alone",
-        fix="set BlueGreen without fields of Rolling, or leave roles.router and roles.picker out",
+        cel=f"{NOT_ROLLING} || !has(self.roles.picker)",
+        holds=lambda spec: not spec.rollout.implies_rolling or spec.roles.picker is None,
+        reason="Rolling is for clusters without pickers of their own, which lead to workers of one "
+        "revision alone",
+        fix="set BlueGreen without fields of Rolling, or leave roles.picker out",
         at="rollout.strategy",
     )
     yield _attainment_rule()

@@ -5,6 +5,7 @@ long as a worker takes to start.
 from collections.abc import Iterator
 
 from pdcluster_schema.qos_rules import each_role
+from pdcluster_schema.rollout_rules import NOT_ROLLING
 from pdcluster_schema.section import Rule
 
 
@@ -30,4 +31,12 @@ def sleep_rules() -> Iterator[Rule]:
         "minReplicas 0 lets them be, would be refused",
         fix="set it to the time in which a worker starts, such as 300, or minReplicas 1 of a pool",
         at="qos.admission.workerWaitSeconds",
+    )
+    yield Rule(
+        cel=f"{guard}{NOT_ROLLING}",
+        holds=lambda spec: not spec.may_sleep or not spec.rollout.implies_rolling,
+        reason="Rolling takes routers away for a while, which a cluster needs whose pools all have "
+        "minReplicas 0 under autoscale.mode On",
+        fix="set BlueGreen without fields of Rolling, or minReplicas 1 of a pool",
+        at="rollout.strategy",
     )

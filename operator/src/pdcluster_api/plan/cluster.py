@@ -40,16 +40,26 @@ class DesiredState:
     @property
     def serving_role(self) -> str:
         inputs, step = self.inputs, self.step
+        decode_role: str = inputs.cluster.spec.decode_role
+        if step.is_wide:
+            return decode_role
+        if step.serving != inputs.target:
+            decode_role = inputs.existing.decoding_role(step.serving) or decode_role
+        return decode_role if _leads_on(inputs, step.serving, decode_role) else self._ingress_role
+
+    @property
+    def _ingress_role(self) -> str:
+        """The role that answers in the revision; of routers it takes one that is asked for."""
+        inputs, step, spec = self.inputs, self.step, self.inputs.cluster.spec
         if step.serving == inputs.target:
-            return _ingress_role(inputs)
+            has_routers = any(size.desired for size in inputs.sizes if size.role == ROUTER)
+            return ROUTER if has_routers else spec.decode_role
         kept = ingress_of(
             workload.role
             for workload in step.kept
             if workload.role != ROUTER or inputs.size_before(workload)
         )
-        return (
-            kept or inputs.existing.ingress_role(step.serving) or inputs.cluster.spec.ingress_role
-        )
+        return kept or inputs.existing.ingress_role(step.serving) or spec.ingress_role
 
     @property
     def is_flipping(self) -> bool:
@@ -124,11 +134,7 @@ def _workloads(
     target = tuple(target_workloads(inputs, step))
     if rolling is None:
         return target, tuple(kept_workloads(inputs, step)), leaving_pools(inputs)
-    sizes = rolling.step.new
-    new = (
-        replace(each, replicas=sizes.get((each.id.role, each.id.pool), each.replicas))
-        for each in target
-    )
+    new = (replace(each, replicas=rolling.new_size(each)) for each in target)
     return tuple(new), rolling.kept, ()
 
 
@@ -177,20 +183,14 @@ def leaving_pools(inputs: PlanInputs) -> tuple[Workload, ...]:
     return (*left, *replaced)
 
 
-def _ingress_role(inputs: PlanInputs) -> str:
-    """The role that answers in the declared revision.  Of routers it takes one that is asked for. A
-    Service that leads to decode or mixed workers, since there were no routers, leads on to them
-    until one is ready.
+def _leads_on(inputs: PlanInputs, revision: str, decode_role: str) -> bool:
+    """True if the Service led to decode or mixed workers, since there were no routers, and none is
+    ready yet.
     """
-    decode_role = inputs.cluster.spec.decode_role
-    if not any(size.desired for size in inputs.sizes if size.role == ROUTER):
-        return decode_role
-    states = inputs.existing.of_revision(inputs.target)
+    states, observed = inputs.existing.of_revision(revision), inputs.observed
     is_ready = any(state.ready for state in states if state.id.role == ROUTER and not state.gone)
-    observed = inputs.observed
-    is_reached = observed.service_is_wide or observed.service_revision == inputs.target
-    leads_on = is_reached and observed.service_role == decode_role and not is_ready
-    return decode_role if leads_on else ROUTER
+    is_reached = observed.service_is_wide or observed.service_revision == revision
+    return is_reached and observed.service_role == decode_role and not is_ready
 
 
 def _drain(

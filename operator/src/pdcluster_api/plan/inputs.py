@@ -35,7 +35,7 @@ from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import is_rolled_back as is_spec_rolled_back
 from pdcluster_schema.revision import rollout_name
 from pdcluster_schema.rollout import Strategy
-from pdcluster_schema.sections import COMPUTING
+from pdcluster_schema.sections import COMPUTING, ROUTER
 from pdcluster_schema.workload import PoolKey, WorkloadId
 
 
@@ -78,17 +78,23 @@ class PlanInputs:
     @property
     def strategy(self) -> Strategy:
         """Workers that serve together are replaced step by step to the end; those that answer in
-        another role than before are not: the Service selects one.  Routers that come in the middle
-        answer after it.
+        another role than before, behind routers or not, are not: the Service selects one.  Nor are
+        those of which none is asked for while routers hold requests.
         """
         spec, is_wide = self.cluster.spec, self.observed.service_is_wide
         declared = spec.rollout_strategy
         if declared == "Recreate":
             return declared
-        before = self.existing.ingress_role(self.current)
-        is_rolling = declared == "Rolling" or is_wide
-        same = before in (None, spec.ingress_role) or (is_wide and before == spec.decode_role)
+        is_rolling = is_wide or (declared == "Rolling" and not self._routers_hold)
+        same = self.existing.decoding_role(self.current) in (None, spec.decode_role)
         return "Rolling" if is_rolling and same else "BlueGreen"
+
+    @property
+    def _routers_hold(self) -> bool:
+        """True if clients reach routers alone, since no worker behind them is asked for."""
+        role = self.cluster.spec.decode_role
+        is_asleep = not any(size.desired for size in self.sizes if size.role == role)
+        return is_asleep and self.existing.ingress_role(self.current) == ROUTER
 
     @property
     def is_rolling(self) -> bool:

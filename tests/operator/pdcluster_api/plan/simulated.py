@@ -61,6 +61,7 @@ class SimulatedCluster:
     records: set[WorkloadId] = field(default_factory=set)
     scalers: dict[Place, ScalerState] = field(default_factory=dict)
     service: str | None = None
+    service_role: str | None = None
     is_wide: bool = False
     service_refused: bool = False
     discovery: DiscoveryState = ETCD_READY
@@ -79,6 +80,7 @@ class SimulatedCluster:
             records=sorted(self.records),
             scalers=list(self.scalers.values()),
             service_revision=self._served if self.is_wide else self.service,
+            service_role=self.service_role,
             service_is_wide=self.is_wide,
             failures=self.failures,
         )
@@ -106,6 +108,14 @@ class SimulatedCluster:
     def _is_broken(self, workload: WorkloadId) -> bool:
         return not self.broken.isdisjoint({workload.revision, workload.template})
 
+    def num_answering(self) -> int:
+        """Ready workers behind the Service that their StatefulSet keeps."""
+        return sum(
+            min(pods.ready, self.sets.get(each, 0))
+            for each, pods in self.pods.items()
+            if each.role == self.service_role and (self.is_wide or each.revision == self.service)
+        )
+
     def plan(self, cluster: PDCluster, now: str = NOW) -> Planned:
         return plan_all(cluster, self.observe(), now)
 
@@ -127,6 +137,7 @@ class SimulatedCluster:
             self.failures = (WriteFailure("Service chat", "Forbidden", "may not be written"),)
         else:
             self.service, self.is_wide, self.failures = plan.serving, plan.is_wide, ()
+            self.service_role = plan.serving_role
         for workload in {*self.sets, *self.records} - set(wanted):
             self.records.discard(workload)
             self.delete_set(workload)

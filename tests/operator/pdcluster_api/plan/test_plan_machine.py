@@ -124,6 +124,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(selected=st.sampled_from([None, "edited", "declared"]))
     def edit_or_lose_the_service(self, selected: str | None) -> None:
+        self.existing.service_role = None
         self.existing.service = (
             revision_of(self.cluster().spec) if selected == "declared" else selected
         )

@@ -193,6 +193,11 @@ class Workloads:
             if state.id.role != ROUTER or state.desired
         )
 
+    def decoding_role(self, revision: str | None) -> str | None:
+        """The same without routers: of the workers behind them."""
+        roles = (state.id.role for state in self._reached(revision))
+        return ingress_of(role for role in roles if role != ROUTER)
+
     def view(
         self,
         role: str,

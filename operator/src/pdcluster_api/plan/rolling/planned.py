@@ -21,7 +21,7 @@ from pdcluster_api.plan.rolling.steps import RollingStep, next_step
 from pdcluster_api.plan.sizes import lost_ordinals, without_lost
 from pdcluster_api.plan.status.discovery import discovery_answers
 from pdcluster_schema.revision import is_rolled_back
-from pdcluster_schema.sections import COMPUTING
+from pdcluster_schema.sections import COMPUTING, ENGINELESS, ROUTER
 from pdcluster_schema.text import and_more
 from pdcluster_schema.workload import Workload, WorkloadId
 
@@ -146,12 +146,25 @@ class RollingPlan:
         is_left = any(each.revision == inputs.current for each in self.old)
         return inputs.current if inputs.current and is_left else inputs.target
 
-    def new_size(self, key: tuple[str, str], desired: int) -> int:
-        return self.step.new.get(key, desired)
-
     @cached_property
     def kept(self) -> tuple[Workload, ...]:
-        return tuple(Workload(each, self.step.old.get(each, 0)) for each in self.old)
+        return tuple(Workload(each, self._kept_size(each)) for each in self.old)
+
+    def _kept_size(self, workload: WorkloadId) -> int:
+        if workload.role in ENGINELESS:
+            return self._num_routers(workload)
+        return self.step.old.get(workload, 0)
+
+    def _num_routers(self, workload: WorkloadId) -> int:
+        """Those that clients may still reach: each leads to one revision alone, so while several
+        serve none is left, and decode workers know how many share the limits of a tenant.
+        """
+        return 0 if self.inputs.observed.service_is_wide else self._size(workload)
+
+    def new_size(self, workload: Workload) -> int:
+        if workload.id.role == ROUTER and self._spans_revisions:
+            return self._num_routers(workload.id)
+        return self.step.new.get((workload.id.role, workload.id.pool), workload.replicas)
 
     @property
     def message(self) -> str:

@@ -188,6 +188,7 @@ def _made(
     found, held = {role.name: role for role in roles}, accelerators(roles)
     while True:
         behind = [role for role in found.values() if role.size < goals[role.name]]
+        behind = [role for role in behind if role.name != PREFILL or _answers(found, goals)]
         short = dict[str, int]()
         for role in sorted(behind, key=lambda role: role.share):
             then = {**found, role.name: _one_larger(role)}
@@ -201,6 +202,13 @@ def _made(
                 break
         else:
             return list(found.values()), short
+
+
+def _answers(roles: Mapping[str, RollingRole], goals: Mapping[str, int]) -> bool:
+    """True if new workers answer that are to: a prefill worker before them could take their budget,
+    and old ones go only for both.
+    """
+    return all(role.size or not goals[name] for name, role in roles.items() if name != PREFILL)
 
 
 def _one_larger(role: RollingRole) -> RollingRole:

@@ -41,9 +41,13 @@ class RollingMachine(RuleBasedStateMachine):
         decode=st.integers(1, 4),
         surge=st.integers(0, 2),
         unavailable=st.integers(0, 2),
+        routers=st.integers(0, 2),
     )
-    def begin(self, prefill: int, decode: int, surge: int, unavailable: int) -> None:
+    def begin(
+        self, prefill: int, decode: int, surge: int, unavailable: int, *, routers: int
+    ) -> None:
         self.existing, self.engine, self.room = SimulatedCluster(), 64, None
+        self.routers = routers
         self.surge, self.unavailable = surge or int(not unavailable), unavailable
         self.wanted = {"prefill": prefill, "decode": decode}
         self.existing.settle(self.cluster())
@@ -54,6 +58,7 @@ class RollingMachine(RuleBasedStateMachine):
             decode=[pool(self.wanted["decode"])],
             engine=self.engine,
             strategy="Rolling",
+            routers=self.routers,
         )
         limits = {"max_surge": self.surge, "max_unavailable": self.unavailable}
         rollout = found.spec.rollout.model_copy(update=limits)
@@ -74,6 +79,11 @@ class RollingMachine(RuleBasedStateMachine):
     @rule(role=st.sampled_from(ROLES), size=st.integers(1, 4))
     def change_a_size(self, role: str, size: int) -> None:
         self.wanted[role] = size
+        self.existing.generation += 1
+
+    @rule(routers=st.integers(0, 2))
+    def change_the_routers(self, routers: int) -> None:
+        self.routers = routers
         self.existing.generation += 1
 
     @rule(room=st.sampled_from([None, 0, 1, 2]))
@@ -103,7 +113,9 @@ class RollingMachine(RuleBasedStateMachine):
         plan = self.existing.plan(cluster)
         assert plan == self.existing.plan(cluster)
         self.check(plan, before)
+        answered = self.existing.num_answering()
         self.existing.carry_out(plan, crash=crash)
+        assert self.existing.num_answering() or not answered, plan.workloads
 
     def count(self, role: str) -> Counts:
         ids = {each for each in (*self.existing.sets, *self.existing.pods) if each.role == role}

@@ -1,6 +1,6 @@
 """A rolling roll out on simulated clusters: both revisions serve, old workers go step by step."""
 
-from typing import Any
+from itertools import groupby
 
 import pytest
 
@@ -16,9 +16,20 @@ from tests.operator.pdcluster_api.plan.clusters import (
 from tests.operator.pdcluster_api.plan.simulated import SimulatedCluster, assert_as_declared
 
 
-def rolling(engine: int = 64, size: int = 2, budget: int | None = None, **fields: Any) -> PDCluster:
+def rolling(
+    engine: int = 64,
+    *,
+    prefill: int = 2,
+    decode: int = 2,
+    budget: int | None = None,
+    routers: int = 0,
+) -> PDCluster:
     found = make_cluster(
-        prefill=[pool(size)], decode=[pool(size)], engine=engine, strategy="Rolling", **fields
+        prefill=[pool(prefill)],
+        decode=[pool(decode)],
+        engine=engine,
+        strategy="Rolling",
+        routers=routers,
     )
     if budget is None:
         return found
@@ -55,6 +66,7 @@ def walk(existing: SimulatedCluster, cluster: PDCluster, rounds: int = 60) -> li
         for workload in sorted({*existing.sets, *existing.pods}):
             existing.step(workload)
             assert min(ready(existing).values()) >= 2, existing
+            assert existing.num_answering(), existing
         if repr(existing) == before:
             return plans
     raise AssertionError(f"no end: {existing}")
@@ -148,3 +160,48 @@ def test_routers_that_come_in_the_middle_take_no_worker_away(rounds: int, engine
     for plan in walk(existing, routed):
         assert not plan.is_wide or plan.serving_role == "decode", plan
     assert_as_declared(existing, routed)
+
+
+def test_decode_workers_answer_from_the_first_step_of_a_cluster_with_routers_to_the_last() -> None:
+    existing, old, new = SimulatedCluster(), rolling(routers=2), rolling(65, budget=5, routers=2)
+    existing.settle(old)
+    a, b = revision_of(old.spec), revision_of(new.spec)
+    assert existing.service_role == "router"
+
+    plans = walk(existing, new)
+
+    led = [(plan.serving_role, plan.is_wide) for plan in plans]
+    assert [each for each, _ in groupby(led)] == [
+        ("router", False),
+        ("decode", True),
+        ("decode", False),
+        ("router", False),
+    ]
+    assert sizes(existing, a) == {}
+    assert sizes(existing, b) == {"prefill": 2, "decode": 2, "router": 2}
+    assert_as_declared(existing, new)
+
+
+@pytest.mark.parametrize("rounds", range(0, 16, 3))
+def test_a_cluster_with_routers_goes_back_in_the_middle(rounds: int) -> None:
+    existing, old, new = SimulatedCluster(), rolling(routers=1), rolling(65, routers=1)
+    existing.settle(old)
+    for _ in range(rounds):
+        existing.carry_out(existing.plan(new))
+        for workload in sorted({*existing.sets, *existing.pods}):
+            existing.step(workload)
+
+    walk(existing, old)
+
+    assert_as_declared(existing, old)
+
+
+def test_decode_that_shrinks_as_it_begins_gets_the_one_worker_of_a_budget_that_falls() -> None:
+    existing, new = SimulatedCluster(), rolling(65, prefill=1, decode=1, budget=3)
+    existing.settle(rolling(prefill=1, decode=3))
+    existing.generation += 1
+    existing.carry_out(existing.plan(rolling(65, prefill=1, decode=1)))
+
+    existing.settle(new)
+
+    assert_as_declared(existing, new)
