@@ -89,13 +89,15 @@ def test_every_reason_is_explained_and_put_where_it_belongs() -> None:
     )
 
 
-def test_every_condition_type_is_in_the_description_of_the_crd() -> None:
+def test_conditions_of_the_crd_are_a_map_by_type_and_describe_each_type() -> None:
     crd = yaml.safe_load((ROOT / "crds" / "pdcluster.yaml").read_text())
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    description = schema["properties"]["status"]["properties"]["conditions"]["description"]
+    of_conditions = schema["properties"]["status"]["properties"]["conditions"]
+    description = of_conditions["description"]
     types = TYPES | set(conditions.ROLE_READY.values()) | set(conditions.AUTOSCALING)
 
     assert {word for word in types if word not in description} == set()
+    assert of_conditions["x-kubernetes-list-map-keys"] == ["type"]
 
 
 def test_everything_that_stands_in_the_autoscalers_way_is_explained() -> None:

@@ -9,7 +9,6 @@ import pytest
 import yaml
 from pydantic import Field
 
-from pdcluster_schema import conditions
 from pdcluster_schema.accelerators import accelerators
 from pdcluster_schema.crd.definitions import pdcluster_crd
 from pdcluster_schema.crd.openapi import SchemaMaker
@@ -193,20 +192,6 @@ def all_below(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dic
     for key in ("items", "additionalProperties"):
         if isinstance(schema.get(key), dict):
             yield from (each for each in all_below(schema[key], path) if each[0] != path)
-
-
-def test_crd_status_has_the_condition_types() -> None:
-    conditions_schema = SCHEMA["properties"]["status"]["properties"]["conditions"]
-    types = [
-        value
-        for name, value in vars(conditions).items()
-        if name.endswith(("_READY", "READY", "SERVING", "RECONCILING", "STALLED"))
-    ]
-    named = [each for each in types if isinstance(each, str)]
-
-    assert all(each in conditions_schema["description"] for each in named)
-    assert len(named) == 11
-    assert conditions_schema["x-kubernetes-list-map-keys"] == ["type"]
 
 
 def test_crd_rules_carry_messages() -> None:

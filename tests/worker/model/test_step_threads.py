@@ -12,15 +12,7 @@ from pdcluster_worker.system.cpu_cores import CoreShare, SharedCores
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def engines(tmp_path, one_thread) -> list[SharedCores]:
+def engines(tmp_path) -> list[SharedCores]:
     """Two of one thread each, on two cores."""
     return [SharedCores(CoreShare(str(tmp_path / "cores"), place, (1, 1), 2)) for place in (0, 1)]
 

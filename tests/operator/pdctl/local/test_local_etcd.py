@@ -134,14 +134,3 @@ def test_etcd_is_found_in_the_path_when_not_in_the_folder_of_python(
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "etcd").touch(mode=0o755)
     assert etcd.find_etcd() == tmp_path / "bin" / "etcd"
-
-
-def test_keys_are_those_of_the_contract() -> None:
-    assert (
-        etcd_keys.worker_key(PREFIX, "decode", "cpu", "pod-0")
-        == "/pdcluster/default/chat/workers/r1/decode/cpu/pod-0"
-    )
-    assert (
-        etcd_keys.command_key("default", "chat", "pod-0")
-        == "/pdcluster/default/chat/commands/pod-0"
-    )
