@@ -17,7 +17,7 @@ from tests.system.prompts import Prompts
 from tests.system.waiting import wait_for
 from tests.system.worker_process import READY_SECONDS, SETTLE_SECONDS, WorkerProcess
 
-STALL_SECONDS = 3
+STALL_SECONDS = 5
 SHORT = {"stallSeconds": STALL_SECONDS}
 LAST_WORDS = "the engine of this worker stopped: no step and no answer for "
 

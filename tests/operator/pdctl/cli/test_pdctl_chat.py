@@ -233,12 +233,14 @@ class Terminal:
         self._shown = self._shown.partition(text)[2]
 
     def interrupted(self) -> int:
-        """Its exit code.  A signal between readline's prompt and its wait is seen with the next."""
+        """Its exit code.  A signal between readline's prompt and its wait is seen with the next,
+        which must not come while the process ends.
+        """
         deadline = time.monotonic() + ENOUGH_SECONDS
         while time.monotonic() < deadline:
             self.process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return self.process.wait(1)
+                return self.process.wait(10)
         raise AssertionError(self._shown)
 
     def end(self) -> None:
