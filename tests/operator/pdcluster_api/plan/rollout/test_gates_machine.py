@@ -36,6 +36,7 @@ class GatesMachine(RollingMachine):
         self, prefill: int, decode: int, surge: int, unavailable: int, on_failure: str | None
     ) -> None:
         self.existing, self.engine, self.room = GatedCluster(), 64, None
+        self.routers = 0
         self.surge, self.unavailable = surge or int(not unavailable), unavailable
         self.wanted = {"prefill": prefill, "decode": decode}
         self.on_failure = on_failure
