@@ -135,9 +135,9 @@ class Kubernetes:
             ]
         )
 
-    def install_operator(self) -> None:
-        """Install the chart, or upgrade it to the same values; returns when the operator is
-        available.
+    def install_operator(self, *settings: str) -> None:
+        """Install the chart, or upgrade it to the same values and these settings of helm; returns
+        when the operator is available.
         """
         with TemporaryDirectory() as folder:  # from an archive, as a release's
             if DIST:
@@ -154,6 +154,7 @@ class Kubernetes:
                 RELEASE,
                 archive,
                 *chart_settings(self.images),
+                *settings,
             )
 
     def ask(self, *arguments: object) -> list[Json]:

@@ -23,6 +23,7 @@ from e2e.rig.__main__ import main
 from e2e.rig.images import MOUNT, ROOM_GB, ask_for_room, released
 from e2e.rig.paths import IMAGES, REPOSITORY, Cluster
 from e2e.rig.relay import relay
+from e2e.rig.removal import UPLINK
 from e2e.rig.shell import CommandError, install_packages, run
 from tests.system.waiting import wait_for
 
@@ -81,7 +82,7 @@ def test_plain_pod_runs_and_its_service_answers_by_name(cluster: Kubernetes) -> 
 def test_machine_has_no_interface_mount_or_rule_of_the_cluster(cluster: Kubernetes) -> None:
     interfaces = {name for _, name in socket.if_nameindex()}
 
-    assert not {name for name in interfaces if name in ("cni0", "node0", "node1")}
+    assert not {name for name in interfaces if name in ("cni0", "node0", "node1", UPLINK)}
     assert str(Cluster().root) not in Path("/proc/self/mountinfo").read_text()
     assert cluster.kubeconfig.stat().st_mode & 0o077 == 0
 
@@ -264,7 +265,7 @@ def test_release_without_an_image_is_refused_by_its_name(
 
 def test_unknown_word_is_answered_with_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sideways"]) == 2
-    assert "usage: python -m e2e.rig up | down" in capsys.readouterr().err
+    assert "usage: python -m e2e.rig up | node | down" in capsys.readouterr().err
 
 
 async def end(task: "asyncio.Task[None]") -> None:

@@ -1,4 +1,6 @@
-"""`python -m e2e.rig up | down`: start the test cluster and leave it up, or remove it."""
+"""`python -m e2e.rig up | node | down`: start the test cluster and leave it up, give it a second
+node, or remove both.
+"""
 
 import sys
 
@@ -6,7 +8,7 @@ from e2e.rig import removal
 from e2e.rig.paths import CACHE, IMAGES, REPOSITORY, Cluster, chart_settings
 from e2e.rig.shell import CommandError
 
-USAGE = "usage: python -m e2e.rig up | down"
+USAGE = "usage: python -m e2e.rig up | node | down"
 
 
 def main(arguments: list[str]) -> int:
@@ -18,6 +20,10 @@ def main(arguments: list[str]) -> int:
 
                 cluster.up(local)
                 print(_how_to_use(local))
+            case ["node"]:
+                from e2e.rig import cluster
+
+                cluster.add_node(local)
             case ["down"]:
                 removal.down(local)
             case _:

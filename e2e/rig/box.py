@@ -3,6 +3,8 @@ them running.
 
     python -m e2e.rig.box run CLUSTER-FOLDER LISTENER-FD      process 1 of new mount, network,
     process, IPC and UTS namespaces
+    python -m e2e.rig.box run NODE-FOLDER      the same for a second node, in namespaces below those
+    of the first; its network namespace it makes itself
 
 Everything that a cluster leaves on a machine lives in these namespaces: mounts,
 interfaces, routes, iptables chains and processes all end with process 1.
@@ -17,12 +19,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from e2e.rig.components import API_PORT, NODE, NODE_ADDRESS
+from e2e.rig.components import API_PORT, FIRST, SECOND
 from e2e.rig.control_groups import make_control_groups, mount_control_groups
-from e2e.rig.own_root import enter_own_root, run
-from e2e.rig.paths import CACHE, Cluster
+from e2e.rig.own_root import enter_own_network, enter_own_root, run
+from e2e.rig.paths import CACHE, REPOSITORY, Cluster
+from e2e.rig.removal import UPLINK
 
 START_SECONDS = 60.0
 RESTART_SECONDS = 1.0
@@ -42,14 +45,23 @@ def main(arguments: list[str]) -> None:
 
     By the first arguments, `run CLUSTER-FOLDER`, the cluster's processes are found (`removal`).
     """
-    _, folder, descriptor = arguments
+    _, folder, *descriptors = arguments
     cluster = Cluster(Path(folder))
+    os.chdir(REPOSITORY)  # nsenter begins at the root
+    if descriptors:
+        prepare(cluster)
+        make_network()
+        supervise(cluster, int(descriptors[0]), "127.0.0.1")
+    first = os.open("/proc/1/ns/net", os.O_RDONLY)  # /proc is still the first node's
+    enter_own_network()
     prepare(cluster)
-    supervise(cluster, int(descriptor))
+    join_network(first)
+    with socket.create_server(("127.0.0.1", API_PORT)) as listener:
+        supervise(cluster, listener.fileno(), FIRST.address)
 
 
 def prepare(cluster: Cluster) -> None:
-    """Make this namespace a machine of its own: file system, control groups, network."""
+    """Make this namespace a machine of its own: file system and control groups."""
     enter_own_root()
     run("mount", "-t", "proc", "proc", "/proc")  # of this process namespace
     for folder, place in [
@@ -58,6 +70,8 @@ def prepare(cluster: Cluster) -> None:
     ]:
         folder.mkdir(parents=True, exist_ok=True)
         Path(place).mkdir(parents=True, exist_ok=True)
+        if f" {place} " in Path("/proc/self/mountinfo").read_text():  # the first node's
+            run("umount", "--lazy", place)
         run("mount", "--bind", folder, place)
     model = cluster.models / CACHE.model.name
     model.mkdir(parents=True)
@@ -66,23 +80,48 @@ def prepare(cluster: Cluster) -> None:
     run("mount", "-t", "sysfs", "sysfs", "/sys")  # of this network namespace
     mount_control_groups()
     make_control_groups(cluster.control_group)
-    run("ip", "link", "set", "lo", "up")
+
+
+def make_network() -> None:
+    """The network of the first node, and with it the cluster's."""
     # The node's address: a pair of interfaces, because not every kernel has a dummy one.
     run("ip", "link", "add", "node0", "type", "veth", "peer", "name", "node1")
-    run("ip", "address", "add", f"{NODE_ADDRESS}/24", "dev", "node0")
-    for name in ("node0", "node1"):
+    run("ip", "address", "add", f"{FIRST.address}/24", "dev", "node0")
+    for name in ("lo", "node0", "node1"):
         run("ip", "link", "set", name, "up")
     run("ip", "route", "add", "default", "dev", "node0")
+    _forward()
+    socket.sethostname(FIRST.name)
+
+
+def join_network(first: int) -> None:
+    """The network of the second node, and a cable to that of the first."""
+
+    def there(*command: object) -> None:
+        run("nsenter", f"--net=/proc/1/fd/{first}", "ip", *command)
+
+    there("link", "add", UPLINK, "type", "veth", "peer", "name", "node0", "netns", "1")
+    there("link", "set", UPLINK, "up")
+    run("ip", "address", "add", f"{SECOND.address}/24", "dev", "node0")
+    for name in ("lo", "node0"):
+        run("ip", "link", "set", name, "up")
+    run("ip", "route", "add", "default", "via", FIRST.address)
+    there("route", "add", SECOND.address, "dev", UPLINK, "src", FIRST.address)
+    there("route", "add", SECOND.pod_range, "via", SECOND.address, "dev", UPLINK)
+    _forward()
+    socket.sethostname(SECOND.name)
+
+
+def _forward() -> None:
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
     bridged = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
     if bridged.exists():
         bridged.write_text("1")
-    socket.sethostname(NODE)
 
 
-def supervise(cluster: Cluster, descriptor: int) -> None:
-    """Start the relay and the components in order; start again what ends.  Never returns."""
-    relay = [sys.executable, "-m", "e2e.rig.relay", str(descriptor), "127.0.0.1", str(API_PORT)]
+def supervise(cluster: Cluster, descriptor: int, api_server: str) -> NoReturn:
+    """Start the relay and the components in order; start again what ends."""
+    relay = [sys.executable, "-m", "e2e.rig.relay", str(descriptor), api_server, str(API_PORT)]
     running = {
         _start(
             cluster, {"name": "relay", "command": relay, "environment": {}}, descriptor

@@ -11,10 +11,11 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import yaml
 
-from e2e.rig import components, images, store
+from e2e.rig import components, images, removal, store
 from e2e.rig.paths import CACHE, IMAGES, REPOSITORY, Cluster
 from e2e.rig.removal import down, is_running
 from e2e.rig.shell import CommandError, environment, install_packages, run, step
@@ -52,8 +53,8 @@ def up(cluster: Cluster) -> None:
         cluster.pki.mkdir(parents=True)
         cluster.images.write_text(" ".join(IMAGES.loaded))
         store.copy_to(cluster.containerd)
-        _start_box(cluster)
-        _wait_for_node(cluster)
+        _start_first(cluster)
+        _wait_for_node(cluster, cluster, components.FIRST)
         kubectl(
             cluster,
             "apply",
@@ -67,6 +68,24 @@ def up(cluster: Cluster) -> None:
         )
 
 
+def add_node(cluster: Cluster) -> None:
+    """Start a second node beside that of a running cluster, in namespaces below its own.  Raises
+    CommandError.
+    """
+    holder, second = removal.holder_of(cluster), cluster.second
+    if holder is None:
+        raise CommandError(f"no cluster of {cluster.root} is running: start it by `make cluster`")
+    removal.down(second)
+    with step("starting a second node"):
+        components.write_node(second, components.SECOND, cluster.pki)
+        store.copy_to(second.containerd)
+        (first,) = removal.children(holder)
+        inside = ("nsenter", f"--target={first}", *NAMESPACES[:5])
+        own = [each for each in NAMESPACES if each != "--net"]
+        _start_box(second, [*inside, "unshare", *own])
+        _wait_for_node(cluster, second, components.SECOND)
+
+
 def kubectl(cluster: Cluster, *arguments: str, stdin: str | None = None) -> str:
     """Run kubectl as administrator of the cluster.  Raises CommandError."""
     return run(
@@ -75,45 +94,42 @@ def kubectl(cluster: Cluster, *arguments: str, stdin: str | None = None) -> str:
     )
 
 
-def _start_box(cluster: Cluster) -> None:
+def _start_first(cluster: Cluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"https://127.0.0.1:{listener.getsockname()[1]}"
         shutil.copy(
             components.write_all(cluster, Credentials(cluster.pki), url), cluster.kubeconfig
         )
         cluster.kubeconfig.chmod(0o600)
-        cluster.log.mkdir()
-        box = [
-            sys.executable,
-            "-m",
-            "e2e.rig.box",
-            "run",
-            str(cluster.root),
-            str(listener.fileno()),
-        ]
-        with (cluster.log / "box.log").open("wb") as log:
-            holder = subprocess.Popen(
-                ["unshare", *NAMESPACES, *box],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(listener.fileno(),),
-                start_new_session=True,
-                cwd=REPOSITORY,
-                env=environment(),
-            )
+        _start_box(cluster, ["unshare", *NAMESPACES], listener.fileno())
+
+
+def _start_box(cluster: Cluster, namespaces: Sequence[str], *descriptors: int) -> None:
+    cluster.log.mkdir()
+    box = [sys.executable, "-m", "e2e.rig.box", "run", cluster.root, *descriptors]
+    with (cluster.log / "box.log").open("wb") as log:
+        holder = subprocess.Popen(
+            [*namespaces, *map(str, box)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=descriptors,
+            start_new_session=True,
+            cwd=REPOSITORY,
+            env=environment(),
+        )
     # it outlives this process: nothing will ever wait for it, and Popen need not complain
     holder.returncode = 0
 
 
-def _wait_for_node(cluster: Cluster) -> None:
+def _wait_for_node(cluster: Cluster, box: Cluster, node: components.Node) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while True:
         try:
             kubectl(
                 cluster,
                 "wait",
-                f"node/{components.NODE}",
+                f"node/{node.name}",
                 "--for=condition=Ready",
                 "--timeout=5s",
                 "--request-timeout=10s",
@@ -121,10 +137,8 @@ def _wait_for_node(cluster: Cluster) -> None:
             kubectl(cluster, "get", "serviceaccount/default", "--namespace=default")
             return
         except CommandError as e:
-            if not is_running(cluster) or time.monotonic() > deadline:
-                raise CommandError(
-                    f"the cluster did not start; its logs are in {cluster.log}\n{e}"
-                ) from e
+            if not is_running(box) or time.monotonic() > deadline:
+                raise CommandError(f"the node did not start; its logs are in {box.log}\n{e}") from e
             time.sleep(0.5)
 
 

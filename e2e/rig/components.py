@@ -6,7 +6,7 @@ cluster's own.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,11 @@ import yaml
 from e2e.rig.paths import CACHE, IMAGES, Cluster
 from tests.apiserver.credentials import SERVICE_ADDRESS, Credentials
 
-NODE = "rig"
-NODE_ADDRESS = "172.30.0.1"
-POD_RANGE = "10.244.0.0/24"
+POD_RANGE = "10.244.0.0/16"  # of all nodes
 API_PORT = 6443
 API_URL = f"https://127.0.0.1:{API_PORT}"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+PROXY = "system:kube-proxy"
 
 _COREDNS = """\
 .:53 {
@@ -48,6 +47,17 @@ version = 2
 
 
 @dataclass(frozen=True)
+class Node:
+    name: str
+    address: str
+    pod_range: str
+
+
+FIRST = Node("rig", "172.30.0.1", "10.244.0.0/24")
+SECOND = Node("rig-2", "172.30.0.2", "10.244.1.0/24")
+
+
+@dataclass(frozen=True)
 class Component:
     """A program that runs as long as the cluster does."""
 
@@ -64,47 +74,63 @@ def write_all(cluster: Cluster, credentials: Credentials, api_url: str) -> Path:
     api_url: address of the API server from outside the box.  Returns the administrator's kubeconfig
              for that address.
     """
-    config = cluster.config
-    config.mkdir()
-    files: dict[str, str] = {
-        "containerd.toml": _CONTAINERD % (config / "cni"),
-        "cni/10-bridge.conflist": json.dumps(_network()),
-        "resolv.conf": f"nameserver {NODE_ADDRESS}\n",
-        "kubelet.yaml": yaml.safe_dump(_kubelet(cluster, credentials)),
-    }
     users = {
         "admin": ("admin", "system:masters"),
         "controller-manager": ("system:kube-controller-manager",),
         "scheduler": ("system:kube-scheduler",),
-        "proxy": ("system:kube-proxy",),
-        "kubelet": (f"system:node:{NODE}", "system:nodes"),
+        "proxy": (PROXY,),
         "dns": ("dns", "system:masters"),
+        **{node.name: (f"system:node:{node.name}", "system:nodes") for node in (FIRST, SECOND)},
     }
     kubeconfigs = {
         name: str(credentials.kubeconfig(API_URL, *user)) for name, user in users.items()
     }
-    files["Corefile"] = _COREDNS % kubeconfigs["dns"]
-    files["proxy.yaml"] = yaml.safe_dump(_proxy(kubeconfigs["proxy"]))
-    listed = [component.__dict__ for component in _components(config, credentials, kubeconfigs)]
-    files["components.json"] = json.dumps(listed, indent=2)
+    control_plane = _control_plane(credentials, kubeconfigs)
+    dns = _program("coredns", f"-conf={cluster.config / 'Corefile'}")
+    write_node(cluster, FIRST, cluster.pki, before=control_plane, after=[dns])
+    (cluster.config / "Corefile").write_text(_COREDNS % kubeconfigs["dns"])
+    return credentials.kubeconfig(api_url, "administrator", "system:masters")
+
+
+def write_node(
+    cluster: Cluster,
+    node: Node,
+    pki: Path,
+    *,
+    before: Iterable[Component] = (),
+    after: Iterable[Component] = (),
+) -> None:
+    """Write the files of a node into its folder, and its components with others around them."""
+    config = cluster.config
+    config.mkdir(parents=True)
+    components = [*before, *_node(config, node, pki), *after]
+    files = {
+        "containerd.toml": _CONTAINERD % (config / "cni"),
+        "cni/10-bridge.conflist": json.dumps(_network(node)),
+        "resolv.conf": f"nameserver {FIRST.address}\n",
+        "kubelet.yaml": yaml.safe_dump(_kubelet(cluster, pki / "ca.pem")),
+        "proxy.yaml": yaml.safe_dump(_proxy(_kubeconfig(pki, PROXY))),
+        "components.json": json.dumps([each.__dict__ for each in components], indent=2),
+    }
     for name, text in files.items():
         path = config / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    return credentials.kubeconfig(api_url, "administrator", "system:masters")
 
 
-def _components(
-    config: Path, credentials: Credentials, kubeconfigs: Mapping[str, str]
-) -> list[Component]:
-    def program(name: str, *flags: str, ready: int | str | None = None) -> Component:
-        return Component(
-            name, (str(CACHE.kubernetes / name), *flags), {"GOMEMLIMIT": "400MiB"}, ready
-        )
+def _kubeconfig(pki: Path, user: str) -> str:
+    return str(pki / f"{user.replace(':', '-')}.kubeconfig")
 
+
+def _program(name: str, *flags: str, ready: int | str | None = None) -> Component:
+    command = (str(CACHE.kubernetes / name), *flags)
+    return Component(name, command, {"GOMEMLIMIT": "400MiB"}, ready)
+
+
+def _control_plane(credentials: Credentials, kubeconfigs: Mapping[str, str]) -> list[Component]:
     client, peer = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
     return [
-        program(
+        _program(
             "etcd",
             *("--name=rig", "--data-dir=/var/lib/etcd", "--unsafe-no-fsync", "--log-level=warn"),
             *(
@@ -115,8 +141,8 @@ def _components(
             *(f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=rig={peer}"),
             ready=2379,
         ),
-        program("kube-apiserver", *_apiserver_flags(credentials), ready=API_PORT),
-        program(
+        _program("kube-apiserver", *_apiserver_flags(credentials), ready=API_PORT),
+        _program(
             "kube-controller-manager",
             *(
                 f"--kubeconfig={kubeconfigs['controller-manager']}",
@@ -129,29 +155,35 @@ def _components(
             ),
             *(f"--cluster-cidr={POD_RANGE}", "--profiling=false"),
         ),
-        program(
+        _program(
             "kube-scheduler",
             f"--kubeconfig={kubeconfigs['scheduler']}",
             "--leader-elect=false",
             "--profiling=false",
         ),
+    ]
+
+
+def _node(config: Path, node: Node, pki: Path) -> list[Component]:
+    return [
         Component(
             "containerd",
             ("containerd", "--config", str(config / "containerd.toml")),
             {},
             CONTAINERD_SOCKET,
         ),
-        program(
+        _program(
             "kubelet",
             *(
-                f"--kubeconfig={kubeconfigs['kubelet']}",
+                f"--kubeconfig={_kubeconfig(pki, f'system:node:{node.name}')}",
                 f"--config={config / 'kubelet.yaml'}",
-                f"--hostname-override={NODE}",
+                f"--hostname-override={node.name}",
             ),
             "--cert-dir=/var/lib/kubelet/pki",
         ),
-        program("kube-proxy", f"--config={config / 'proxy.yaml'}", f"--hostname-override={NODE}"),
-        program("coredns", f"-conf={config / 'Corefile'}"),
+        _program(
+            "kube-proxy", f"--config={config / 'proxy.yaml'}", f"--hostname-override={node.name}"
+        ),
     ]
 
 
@@ -163,7 +195,7 @@ def _apiserver_flags(credentials: Credentials) -> list[str]:
         *(
             "--etcd-servers=http://127.0.0.1:2379",
             f"--secure-port={API_PORT}",
-            f"--advertise-address={NODE_ADDRESS}",
+            f"--advertise-address={FIRST.address}",
         ),
         *(
             f"--service-cluster-ip-range={SERVICE_ADDRESS}/24",
@@ -189,14 +221,14 @@ def _apiserver_flags(credentials: Credentials) -> list[str]:
     ]
 
 
-def _kubelet(cluster: Cluster, credentials: Credentials) -> dict[str, Any]:
+def _kubelet(cluster: Cluster, ca: Path) -> dict[str, Any]:
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "authentication": {
             "anonymous": {"enabled": False},
             "webhook": {"enabled": True},
-            "x509": {"clientCAFile": str(credentials.ca)},
+            "x509": {"clientCAFile": str(ca)},
         },
         "authorization": {"mode": "Webhook"},
         "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
@@ -204,7 +236,7 @@ def _kubelet(cluster: Cluster, credentials: Credentials) -> dict[str, Any]:
         "cgroupRoot": f"/{cluster.control_group}",
         "failCgroupV1": False,
         "failSwapOn": False,
-        "clusterDNS": [NODE_ADDRESS],
+        "clusterDNS": [FIRST.address],
         "clusterDomain": "cluster.local",
         "resolvConf": str(cluster.config / "resolv.conf"),
         # The machine's disk is shared with others: never evict a pod or drop an image that cannot
@@ -238,16 +270,15 @@ def _proxy(kubeconfig: str) -> dict[str, Any]:
     }
 
 
-def _network() -> dict[str, Any]:
+def _network(node: Node) -> dict[str, Any]:
     bridge = {
         "type": "bridge",
         "bridge": "cni0",
         "isGateway": True,
-        "ipMasq": True,
         "hairpinMode": True,
         "ipam": {
             "type": "host-local",
-            "ranges": [[{"subnet": POD_RANGE}]],
+            "ranges": [[{"subnet": node.pod_range}]],
             "routes": [{"dst": "0.0.0.0/0"}],
         },
     }

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-CLONE_NEWNS, MNT_DETACH = 0x20000, 2
+CLONE_NEWNS, CLONE_NEWNET, MNT_DETACH = 0x20000, 0x40000000, 2
 
 
 def with_own_root(command: Sequence[object]) -> list[object]:
@@ -45,6 +45,11 @@ def enter_own_root() -> None:
         os.close(machine)
         _call(LIBC.umount2, b".", MNT_DETACH)
     os.chdir(local)
+
+
+def enter_own_network() -> None:
+    """Give this process a network namespace of its own, without an interface."""
+    _call(LIBC.unshare, CLONE_NEWNET)
 
 
 def run(*command: object) -> None:

@@ -106,6 +106,11 @@ class Cluster:
     def config(self) -> Path:
         return self.root / "config"
 
+    @property
+    def second(self) -> "Cluster":
+        """The same files of a second node, where there is one."""
+        return Cluster(self.root / "second")
+
 
 @dataclass(frozen=True)
 class Images:

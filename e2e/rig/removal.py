@@ -21,6 +21,7 @@ from e2e.rig.paths import CACHE, Cluster
 from e2e.rig.shell import CommandError, environment, run
 
 END_SECONDS = 30.0
+UPLINK = "to-second"  # interface of the first node
 _ENDED = (errno.ENOENT, errno.ESRCH, errno.EINVAL)
 """Errors from the files of a process that is gone, going, or not collected by its parent."""
 
@@ -31,11 +32,27 @@ def down(cluster: Cluster) -> None:
     """End the cluster's processes and remove its files and control groups; does nothing when there
     is none.  Raises CommandError.
     """
+    for each in (cluster.second, cluster):
+        _remove(each)
+
+
+def lose_second(cluster: Cluster) -> None:
+    """End the second node as a machine does that loses its power: nothing of it says good-bye.
+    Its files stay.
+    """
+    holder = holder_of(cluster.second)
+    if holder is None:
+        raise CommandError(f"the cluster of {cluster.root} has no second node that runs")
+    run(["nsenter", f"--net=/proc/{holder}/ns/net", "ip", "link", "delete", UPLINK])
+    _end(cluster.second, holder)
+
+
+def _remove(cluster: Cluster) -> None:
     holder = holder_of(cluster)
     groups = {cluster.control_group} if cluster.root.exists() else set()
     if holder is not None:
-        groups |= _groups_of(holder)
         if not cluster.root.exists():
+            groups = _groups_of(holder)
             print(
                 f"cluster: the files of {cluster.root} are gone: ending the processes that are "
                 "left of it",
@@ -90,7 +107,7 @@ def save_logs(cluster: Cluster, folder: Path) -> None:
 
 
 def _end(cluster: Cluster, holder: int) -> None:
-    for first in _children(holder):
+    for first in children(holder):
         with suppress(ProcessLookupError):
             os.kill(first, signal.SIGKILL)
     deadline = time.monotonic() + END_SECONDS
@@ -107,11 +124,12 @@ def _groups_of(holder: int) -> set[str]:
     """The control group of a running cluster, by the store that it has mounted, whose name is the
     group's.
     """
-    mounts = "".join(_text_of(child, "mountinfo") for child in _children(holder))
+    mounts = "".join(_text_of(child, "mountinfo") for child in children(holder))
     return set(_STORE.findall(mounts))
 
 
-def _children(process: int) -> list[int]:
+def children(process: int) -> list[int]:
+    """Processes that it started and that run, with those that it took over."""
     return [int(child) for child in _text_of(process, f"task/{process}/children").split()]
 
 
