@@ -25,13 +25,13 @@ def ended(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def test_a_holder_that_has_ended_has_no_children_and_no_control_group(ended: int):
-    assert removal._children(ended) == []
+    assert removal.children(ended) == []
     assert removal._groups_of(ended) == set()
 
 
 def test_a_child_that_has_ended_has_nothing_mounted_and_nothing_is_left_to_end(
     ended: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(removal, "_children", lambda holder: [ended])
+    monkeypatch.setattr(removal, "children", lambda holder: [ended])
     assert removal._groups_of(1) == set()
     removal._end(Cluster(tmp_path / "none"), 1)
