@@ -54,7 +54,7 @@ class LatencyHistogram:
         """
         if self.count <= 0.0:
             return None
-        rank = percentile / 100.0 * self.count
+        rank = percentile / 100.0 * self.count or self.count  # the least float has no half
         # rounding may lift the rank of the last observation above the count
         at = min(bisect_left(self.counts, rank), len(self.counts) - 1)
         low = self.bounds[at - 1] if at else 0.0

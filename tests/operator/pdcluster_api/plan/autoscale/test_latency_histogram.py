@@ -36,6 +36,11 @@ def test_nothing_observed_has_neither_mean_nor_percentile():
     assert merged([LatencyHistogram.of(BOUNDS, [])]).percentile(50) is None
 
 
+def test_the_least_that_a_float_can_count_has_a_percentile():
+    least = 5e-324
+    assert LatencyHistogram((0.1, 1.0, inf), (0.0, least, least)).percentile(50) > 0.1
+
+
 @given(REQUESTS.filter(lambda requests: sum(number for number, _ in requests) > 0))
 def test_percentile_lies_in_the_bucket_of_the_one_that_was_observed(
     requests: list[tuple[int, float]],
