@@ -38,7 +38,7 @@ def two_nodes(operator: Kubernetes) -> Iterator[Kubernetes]:
     on a second node; afterwards one node and the example as it was.
     """
     if operator.rig is None:
-        pytest.skip("a cluster that is not the rig's")
+        pytest.skip("gives the rig a second node, which no other cluster can be given")
     operator.install_operator("--set=deleteLostPods=true")
     spec = example()["spec"]
     spec["roles"]["router"] = {"pools": [{"name": "cpu", "replicas": 1}]}
