@@ -13,6 +13,7 @@ from tests.system.worker_process import WorkerProcess
 LONG = 1500  # tokens: more than the seconds that a worker has left
 MOVED = 600
 TEXT = "this worker was stopped, and has no time left for this answer: send it again"
+ENDED = {"message": TEXT, "type": "server_error", "param": None, "code": "draining"}
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,7 @@ def test_streams_of_other_workers_clients_move_and_own_ones_end_with_an_error(
         tokens = moves.read_all()
     spot.cluster.command(goes.name, drain=False)
 
-    assert (stays.done, stays.error) == (
-        False,
-        {"message": TEXT, "type": "server_error", "param": None, "code": "draining"},
-    )
+    assert (stays.done, stays.error) == (False, ENDED)
     assert (moves.done, moves.error, len(tokens)) == (True, None, MOVED)
     reference.check(prompt, tokens[:200])
     assert spot.cluster.record(goes.name) is None
@@ -94,11 +92,32 @@ def test_a_worker_ends_its_streams_by_its_own_grace_period_without_an_operator(s
             worker.start()
             worker.wait_ready()
 
-    assert (stream.done, stream.error) == (
-        False,
-        {"message": TEXT, "type": "server_error", "param": None, "code": "draining"},
-    )
+    assert (stream.done, stream.error) == (False, ENDED)
     assert "no time left before this process is killed, answers ended=1" in worker.log.read_text()
+
+
+def test_a_relayed_stream_ends_with_the_error_where_its_router_has_no_time(spot, prompts):
+    router = spot.router
+    router.terminate()
+    assert router.wait_end() == 0
+    router.write_policy({"relaying": {"enabled": True}})
+    router.start(PDCLUSTER_GRACE_SECONDS="3")
+    try:
+        router.wait_ready()
+        router.wait_for(lambda: router.num_decode_peers() >= 1, "it knows decode workers")
+        with router.client.stream(prompts(50), max_tokens=LONG) as stream:
+            stream.read_tokens(2)
+            assert router.metrics().value("relaying_requests") == 1
+            router.terminate()
+            stream.read_all()
+        assert router.wait_end() == 0
+    finally:
+        router.write_policy({})
+        router.start()
+        router.wait_ready()
+
+    assert (stream.done, stream.error) == (False, ENDED)
+    assert "no time left before this process is killed, answers ended=1" in router.log.read_text()
 
 
 def test_a_request_that_runs_for_another_workers_client_goes_on_when_its_worker_had_no_time(

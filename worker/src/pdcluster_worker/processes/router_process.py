@@ -60,6 +60,7 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
         config.role, Engines(), metrics, files.policy.current, engineless=engineless, traces=traces
     )
     worker.num_relayed = lambda: relay.num_open
+    http.open_answers.end_relayed = relay.end_answers
     runtime = WorkerRuntime(config, identity, files.credentials, worker, http.unacked)
     runtime.view.conditions = files.conditions.current
     front: ReverseProxy | EndpointPicker = relay

@@ -5,10 +5,12 @@ import logging
 from math import inf
 from typing import Any, cast
 
+from pdcluster_worker.errors import RequestError
 from pdcluster_worker.proxy.picker import affinity_of
 from pdcluster_worker.proxy.request_head import BEGIN, RequestHead
 from pdcluster_worker.proxy.reverse_proxy import ReverseProxy
 from pdcluster_worker.proxy.upstream import Upstream, UpstreamPool
+from pdcluster_worker.server.errors import error_event
 from pdcluster_worker.server.http.connection import Addresses, HttpConnection
 from pdcluster_worker.server.http.raw_http import HalfClosed
 
@@ -24,6 +26,13 @@ MAX_EARLY_BYTES = 64 << 10
 """Bytes of next requests that a client may send before it has its answer; then it has to wait."""
 
 _END = b"\r\n\r\n"
+
+_EVENT_END = b"\n\n\r\n"
+"""Ends an event and its chunk: no JSON has a line break, and no event begins with one."""
+
+_LOST = RequestError(
+    "the worker of this answer broke off: send it again", status=503, code="decode_worker_lost"
+)
 
 
 class ClientConnection(asyncio.Protocol):
@@ -52,7 +61,8 @@ class ClientConnection(asyncio.Protocol):
         self._chunks: list[bytes] = []
         self._missing = self._num_held = 0
         self._has_place = self._is_relayed = self._was_stale = False
-        self._affinity = b""
+        self._affinity = self._tail = b""
+        self._error: RequestError | None = None
         self._tried: list[UpstreamPool] = []
         self._pool: UpstreamPool | None = None
         self._upstream: Upstream | None = None
@@ -96,11 +106,7 @@ class ClientConnection(asyncio.Protocol):
         if not self._is_relayed:
             return
         self.relay.count("client_gone")
-        if self._connecting is not None:
-            self._connecting.cancel()
-        if self._upstream is not None:
-            self._upstream.leave()
-        self._leave_worker()
+        self._give_up_worker()
         self._is_relayed = False
 
     def eof_received(self) -> bool:
@@ -234,6 +240,15 @@ class ClientConnection(asyncio.Protocol):
         self._upstream = upstream
         upstream.send(self, (self._forwarded, *self._chunks))
 
+    def _give_up_worker(self) -> None:
+        """End what it does for this request."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
+        if self._upstream is not None:
+            self._upstream.leave()
+        self._leave_worker()
+
     def _leave_worker(self) -> None:
         self._upstream = None
         if (pool := self._pool) is not None:
@@ -246,6 +261,9 @@ class ClientConnection(asyncio.Protocol):
         if self._num_held:
             self._let_go()
         self.transport.write(data)
+        self._tail = data[-4:] if len(data) >= 4 else (self._tail + data)[-4:]
+        if self._error is not None:
+            self._end_stream(self._error)
 
     def end(self, data: bytes) -> None:
         self._leave_worker()
@@ -267,7 +285,35 @@ class ClientConnection(asyncio.Protocol):
         self._choose()
 
     def cut(self) -> None:
-        self._leave_worker()
+        if not self._end_stream(_LOST):
+            self._close_cut()
+
+    # --- an answer that breaks off ------------------------------------------------------------
+
+    def break_off(self, error: RequestError) -> bool:
+        """End the answer by this error, a stream after its event; False if there is none.  What
+        has not begun is the router's own, which answers with its error.
+        """
+        if not self._is_relayed:
+            return False
+        if self._num_held:
+            self._give_up_worker()
+            self._hand_over("worker")
+        elif not self._end_stream(error):
+            self._error = error
+        return True
+
+    def _end_stream(self, error: RequestError) -> bool:
+        """Return False if what has gone out does not end with an event."""
+        if self._tail != _EVENT_END:
+            return False
+        event = error_event(error, {"path": self._head.url.decode()})
+        self.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
+        self._close_cut()
+        return True
+
+    def _close_cut(self) -> None:
+        self._give_up_worker()
         self._is_relayed = False
         self.relay.count("cut")
         self.transport.close()

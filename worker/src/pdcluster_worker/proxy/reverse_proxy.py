@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from pdcluster_schema.policy import PolicyConfig
+from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.proxy.picker import Picker, UpstreamState
 from pdcluster_worker.proxy.request_head import RequestHead
@@ -27,6 +28,8 @@ class ProxiedConnection(Protocol):
     def is_waiting(self) -> bool: ...
 
     def expire(self, now: float) -> None: ...
+
+    def break_off(self, error: RequestError) -> bool: ...
 
 
 class _Once(HttpConnection):
@@ -120,6 +123,10 @@ class ReverseProxy:
             pool.leave(moves=bool(self.picker.members))
         for pool in gone:
             pool.abort()
+
+    def end_answers(self, error: RequestError) -> int:
+        """End all that is relayed by this error; returns how many those are."""
+        return sum(front.break_off(error) for front in [*self.fronts])
 
     def close(self) -> None:
         self.picker.set([])

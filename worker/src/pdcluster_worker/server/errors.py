@@ -21,6 +21,7 @@ CONTEXT = "pdcluster.context"
 """Key of the `RequestContext` in a request's scope."""
 
 MESSAGES = "/v1/messages"
+_NAMED_EVENTS = (MESSAGES, "/v1/responses")  # APIs whose errors in a stream are named events
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NOTED_CHARACTERS = 200
@@ -125,6 +126,12 @@ def response_for(
         reply = messages_error(error, getattr(scope.get(CONTEXT), "request_id", ""))
         return error_response(error, reply, headers)
     return error_response(error, openai_error(error), headers)
+
+
+def error_event(error: RequestError, scope: Scope) -> bytes:
+    """The last event of an answer that broke off, in the shape of its API."""
+    name = b"event: error\n" if scope["path"].startswith(_NAMED_EVENTS) else b""
+    return name + b"data: " + bytes(response_for(error, scope).body) + b"\n\n"
 
 
 def error_response(

@@ -21,7 +21,7 @@ from starlette.types import Scope, Send
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.text import shortened
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.errors import ERROR_HEADER, response_for
+from pdcluster_worker.server.errors import ERROR_HEADER, error_event
 from pdcluster_worker.server.http.request_context import REQUESTED_MODEL_HEADER, header_of
 from pdcluster_worker.tracing import trace_context
 from pdcluster_worker.tracing.request_trace import add_event
@@ -59,7 +59,6 @@ _SIGNS_OF_LIFE = [
         if hasattr(socket, name)
     ),
 ]
-_CONVERSATIONS = ("/v1/messages", "/v1/responses")  # whose errors in a stream are named events
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +214,9 @@ class HandedOn:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
                     last = (last + chunk)[-2:]
         except httpx2.TransportError as e:
-            end = _as_event(self._unavailable(f"{self.address} broke off: {e}"), scope)
+            end = error_event(self._unavailable(f"{self.address} broke off: {e}"), scope)
         except RequestError as e:
-            end = _as_event(e, scope)
+            end = error_event(e, scope)
         if end and last != b"\n\n":
             end = b"\n\n" + end  # half an event came before
         await send({"type": "http.response.body", "body": end, "more_body": False})
@@ -244,9 +243,3 @@ async def _is_going(response: httpx2.Response) -> bool:
 
 async def _nothing() -> dict[str, str]:
     return {"type": "http.disconnect"}
-
-
-def _as_event(error: RequestError, scope: Scope) -> bytes:
-    """The last event of an answer that broke off, in the shape of its API."""
-    name = b"event: error\n" if scope["path"].startswith(_CONVERSATIONS) else b""
-    return name + b"data: " + bytes(response_for(error, scope).body) + b"\n\n"

@@ -9,7 +9,9 @@ from pdcluster_worker.errors import RequestError
 
 
 class OpenAnswers:
-    """One per HTTP server."""
+    """One per HTTP server.  end_relayed: the same for those that a relaying router passes on."""
+
+    end_relayed: Callable[[RequestError], int] = staticmethod(lambda _: 0)
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -20,7 +22,7 @@ class OpenAnswers:
         self._reason = reason
         for task in self._tasks:
             task.cancel()
-        return len(self._tasks)
+        return len(self._tasks) + self.end_relayed(reason())
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
