@@ -1,5 +1,8 @@
-"""A revision that is slow by a delay of its KV goes back under load, by the latencies of both."""
+"""A revision that is slow by a delay of its KV goes back under load, by the latencies of both; one
+whose KV arrives damaged goes back by the verification of its transfers.
+"""
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +24,23 @@ REVISION = "pdcluster.io/revision"
 SLOW = 4_000_000  # bytes per second: KV of a prompt of LOAD is on its way for seconds
 # Prompts that are prefilled remotely where there is a worker for it: the second token waits for KV.
 LOAD = Stories(count=1000, clients=3, max_tokens=2, words=600, seconds=150, first=12_000)
+
+DAMAGE = """
+import socket
+
+ordinary = socket.socket.recv_into
+
+def recv_into(self, *arguments):
+    num_bytes = ordinary(self, *arguments)
+    if num_bytes > 4096:  # KV, not what announces it
+        memoryview(arguments[0])[num_bytes - 1] ^= 1
+    return num_bytes
+
+socket.socket.recv_into = recv_into
+"""
+"""Flips a bit of the KV that a worker receives: what Python imports at its start, under a name of
+its own.
+"""
 
 
 @pytest.fixture
@@ -80,3 +100,49 @@ def test_a_slow_revision_is_rolled_back_by_its_latencies(chat: Kubernetes, gated
         poll_seconds=LOOK_SECONDS,
     )
     assert chat.get(f"pdc/{NAME}")["spec"]["engine"]["transferBandwidth"] == SLOW
+
+
+@pytest.fixture
+def damaging(chat: Kubernetes) -> Iterator[Json]:
+    """The podTemplate of workers that damage what they receive."""
+    body = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "damage"},
+        "data": {"sitecustomize.py": DAMAGE},
+    }
+    chat.kubectl("apply", "--filename=-", stdin=json.dumps(body))
+    container = {
+        "name": "worker",
+        "env": [{"name": "PYTHONPATH", "value": "/damage:/opt/app"}],
+        "volumeMounts": [{"name": "damage", "mountPath": "/damage"}],
+    }
+    volume = {"name": "damage", "configMap": {"name": "damage"}}
+    yield {"spec": {"containers": [container], "volumes": [volume]}}
+    chat.kubectl("delete", "configmap/damage")
+
+
+@pytest.mark.long
+def test_a_revision_whose_kv_is_damaged_is_rolled_back_by_its_verification(
+    chat: Kubernetes, damaging: Json, gated: Json
+) -> None:
+    (old,) = revisions(chat)
+    gated["roles"]["decode"]["podTemplate"] = damaging
+    chat.replace(gated)
+    message = wait_for(
+        lambda: rolled_back(chat),
+        2 * READY_SECONDS,  # a transfer that failed is verified again before it counts
+        lambda: chat.kubectl("get", f"pdc/{NAME}", "--output=yaml"),
+        poll_seconds=LOOK_SECONDS,
+    )
+
+    assert f"was rolled back to {old}: KVTransferVerified" in message
+    assert "is not the sender's" in message
+    (answer,) = chat.ask("ask", f"http://{NAME}:8000", "remote")
+    assert (answer["status"], "Paris" in answer["text"]) == (200, True), answer
+    wait_for(
+        lambda: revisions(chat) == {old},
+        READY_SECONDS,
+        lambda: chat.kubectl("get", "pods,pdc"),
+        poll_seconds=LOOK_SECONDS,
+    )

@@ -1,5 +1,5 @@
-"""A new revision comes step by step under load, the autoscaler at work, with room for one worker
-more than there are.
+"""A new revision comes step by step under load, on two nodes and with the autoscaler at work, with
+room for one worker more than there are; and behind a router, which steps aside meanwhile.
 """
 
 import time
@@ -12,6 +12,7 @@ import pytest
 from e2e.client_program import Stories
 from e2e.harness import (
     LOOK_SECONDS,
+    NAME,
     SELECTOR,
     Json,
     Kubernetes,
@@ -19,6 +20,9 @@ from e2e.harness import (
     ready,
     wait_for_workers,
 )
+from e2e.rig import cluster as rig
+from e2e.rig import removal
+from e2e.rig.components import SECOND
 from e2e.streams import cut, streams
 from tests.system.waiting import wait_for
 
@@ -49,6 +53,11 @@ class Look:
     pods: list[Json]
     held: int
 
+    @property
+    def nodes(self) -> set[str]:
+        """Those of ready workers."""
+        return {pod["spec"]["nodeName"] for pod in ready(self.pods)}
+
     def number(self, role: str, revision: str | None = None) -> int:
         """Ready workers, of one revision or of all."""
         return sum(
@@ -68,9 +77,30 @@ class Look:
 
 
 @pytest.fixture
-def six(chat: Kubernetes) -> Iterator[Json]:
-    """The spec of two prefill and four decode workers that are ready, with Rolling and the
-    autoscaler on; afterwards the example is as it was.
+def two_nodes(chat: Kubernetes) -> Iterator[Kubernetes]:
+    """The example on a cluster with a second node; afterwards it is on the first one."""
+    if chat.rig is None:
+        pytest.skip("gives the rig a second node, which no other cluster can be given")
+    rig.add_node(chat.rig)
+    try:
+        yield chat
+        chat.kubectl("cordon", SECOND.name)
+        restore(chat)
+    finally:
+        removal.down(chat.rig.second)
+        chat.kubectl("delete", f"node/{SECOND.name}", "--ignore-not-found")
+
+
+def restore(cluster: Kubernetes) -> None:
+    cluster.replace(example()["spec"])
+    cluster.scale(prefill=1, decode=1)
+    wait_for_workers(cluster, seconds=ROLL_SECONDS, prefill=1, decode=1)
+
+
+@pytest.fixture
+def six(two_nodes: Kubernetes) -> Json:
+    """The spec of two prefill and four decode workers that are ready on both nodes, with Rolling
+    and the autoscaler on.
     """
     spec = example()["spec"]
     for role, number in WANTED.items():
@@ -82,12 +112,29 @@ def six(chat: Kubernetes) -> Iterator[Json]:
     spec["engine"]["kvCacheMemory"] = "128Mi"
     spec["rollout"]["strategy"] = "Rolling"
     spec["autoscale"] = {"mode": "On", "budget": {"total": BUDGET}}
+    two_nodes.replace(spec)
+    wait_for_workers(two_nodes, seconds=ROLL_SECONDS, **WANTED)
+    assert len(look(two_nodes).nodes) == 2, two_nodes.kubectl("get", "pods", "--output=wide")
+    return spec
+
+
+@pytest.fixture
+def routed(chat: Kubernetes) -> Iterator[Json]:
+    """The spec of one prefill and two decode workers behind a router, with Rolling; afterwards the
+    example is as it was.
+    """
+    spec = example()["spec"]
+    spec["roles"]["decode"]["pools"][0]["replicas"] = 2
+    for role in ("prefill", "decode"):
+        spec["roles"][role]["resources"] = SMALL
+    spec["roles"]["router"] = {"pools": [{"name": "cpu", "replicas": 1}]}
+    spec["engine"]["kvCacheMemory"] = "128Mi"
+    spec["rollout"]["strategy"] = "Rolling"
     chat.replace(spec)
-    wait_for_workers(chat, seconds=ROLL_SECONDS, **WANTED)
+    chat.scale(prefill=1, decode=2)
+    wait_for_workers(chat, seconds=ROLL_SECONDS, prefill=1, decode=2, router=1)
     yield spec
-    chat.replace(example()["spec"])
-    chat.scale(prefill=1, decode=1)
-    wait_for_workers(chat, seconds=ROLL_SECONDS, prefill=1, decode=1)
+    restore(chat)
 
 
 def look(cluster: Kubernetes) -> Look:
@@ -95,39 +142,45 @@ def look(cluster: Kubernetes) -> Look:
     return Look([pod for pod in found if "deletionTimestamp" not in pod["metadata"]], len(found))
 
 
-@pytest.mark.long
-def test_a_revision_comes_step_by_step_under_load_and_no_stream_fails(
-    chat: Kubernetes, six: Json, note: Callable[[str], None]
-) -> None:
-    (old,) = look(chat).revisions()
+def roll(cluster: Kubernetes, spec: Json, stories: Stories) -> tuple[list[Look], list[Json]]:
+    """Change the engine under load until only the new revision is there: what was seen meanwhile,
+    and the answers of streams that began meanwhile.
+    """
+    (old,) = look(cluster).revisions()
     looks: list[Look] = []
 
     def is_done() -> bool:
-        looks.append(look(chat))
-        return old not in looks[-1].revisions() and chat.is_ready()
+        looks.append(look(cluster))
+        return old not in looks[-1].revisions() and cluster.is_ready()
 
-    with streams(chat, STORIES) as opened:
-        opened.wait_begun(STORIES.clients, END_SECONDS)
-        six["engine"]["maxBatchedTokens"] = 128
-        begin = time.monotonic()
-        chat.replace(six)
+    with streams(cluster, stories) as opened:
+        opened.wait_begun(stories.clients, END_SECONDS)
+        spec["engine"]["maxBatchedTokens"] = 128
+        cluster.replace(spec)
         wait_for(
             is_done,
             ROLL_SECONDS,
-            lambda: chat.kubectl("get", "pods,pdc"),
+            lambda: cluster.kubectl("get", "pods,pdc"),
             poll_seconds=LOOK_SECONDS,
         )
-        seconds = time.monotonic() - begin
         begun = set(opened.begun)
         wait_for(
             lambda: begun <= {answer["index"] for answer in list(opened.ended)},
             END_SECONDS,
             "streams of the roll out to end",
         )
-        answers = list(opened.ended)
+        return looks, list(opened.ended)
 
+
+@pytest.mark.long
+def test_a_revision_comes_step_by_step_under_load_and_no_stream_fails(
+    two_nodes: Kubernetes, six: Json, note: Callable[[str], None]
+) -> None:
+    begin = time.monotonic()
+    looks, answers = roll(two_nodes, six, STORIES)
     (new,) = looks[-1].revisions()
-    note(f"{seconds:.0f} s, {len(answers)} streams, {len(looks)} looks")
+    seconds = time.monotonic() - begin
+    note(f"{seconds:.0f} s, {len(answers)} streams, {len(looks)} looks on two nodes")
     assert cut(answers, STORIES) == []
     assert {answer["prefill"] for answer in answers} == {"local", "remote"}
     assert max(each.held for each in looks) <= BUDGET
@@ -136,3 +189,19 @@ def test_a_revision_comes_step_by_step_under_load_and_no_stream_fails(
     assert max(each.distance(new) for each in looks) <= 1
     # both serve meanwhile: neither a switch at once, nor one role before the other
     assert {each.number("decode", new) for each in looks} >= set(range(WANTED["decode"] + 1))
+
+
+@pytest.mark.long
+def test_the_router_steps_aside_while_a_revision_comes_and_no_stream_fails(
+    chat: Kubernetes, routed: Json, note: Callable[[str], None]
+) -> None:
+    looks, answers = roll(chat, routed, STORIES)
+    (new,) = looks[-1].revisions()
+
+    note(f"{len(answers)} streams, {len(looks)} looks")
+    assert cut(answers, STORIES) == []
+    assert min(each.number("decode") for each in looks) >= 2
+    assert 0 in {each.number("router") for each in looks}  # clients reach decode workers meanwhile
+    assert looks[-1].number("router", new) == 1
+    (leads_to,) = chat.get(f"endpoints/{NAME}")["subsets"][0]["addresses"]
+    assert leads_to["targetRef"]["name"].startswith(f"{NAME}-router-")

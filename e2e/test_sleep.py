@@ -1,7 +1,7 @@
-"""Scale to zero and wake on a cluster: the pool goes after a time without requests, and the next
-request wakes it and is answered.
+"""Scale to zero and wake on a cluster: both roles go after a time without requests, and the next
+request wakes them and is answered.
 
-An object of its own beside the example: routers, and one pool of mixed workers.
+An object of its own beside the example: a router, and a pool of each role.
 """
 
 import json
@@ -15,6 +15,7 @@ from e2e.harness import Json, Kubernetes, example, wait_until
 NAME = "sleeper"
 URL = f"http://{NAME}:8000"
 SELECTOR = f"pdcluster.io/cluster={NAME}"
+ROLES = ("prefill", "decode")
 WAIT_SECONDS = 110  # of a request for a worker; the client gives up after 120
 STORY = {"count": 1, "clients": 1, "max_tokens": 8, "words": 20}
 
@@ -27,7 +28,10 @@ def spec() -> Json:
         "engine": given["engine"],
         "roles": {
             "router": {"pools": [{"name": "cpu", "replicas": 1}]},
-            "mixed": {"pools": [pool], "resources": given["roles"]["decode"]["resources"]},
+            **{
+                role: {"pools": [pool], "resources": given["roles"][role]["resources"]}
+                for role in ROLES
+            },
         },
         "qos": {"admission": {"workerWaitSeconds": WAIT_SECONDS}},
         "autoscale": {"mode": "On", "scaleDown": {"windowSeconds": 30}},
@@ -58,7 +62,8 @@ def reason(cluster: Kubernetes, kind: str) -> str:
 
 
 def workers(cluster: Kubernetes) -> list[Json]:
-    return cluster.get("pods", f"--selector={SELECTOR},pdcluster.io/role=mixed")["items"]
+    of_roles = f"pdcluster.io/role in ({','.join(ROLES)})"
+    return cluster.get("pods", f"--selector={SELECTOR},{of_roles}")["items"]
 
 
 def is_asleep(cluster: Kubernetes) -> bool:
@@ -87,3 +92,4 @@ def test_pools_sleep_after_their_last_request_and_the_next_one_wakes_them(
     record_property("seconds_from_sleep_to_the_first_token", round(seconds, 1))
     print(f"from sleep to the first token: {seconds:.1f} s")
     wait_until(sleeper, lambda: reason(sleeper, "Ready") == "AsDeclared")
+    assert len(workers(sleeper)) == len(ROLES)
