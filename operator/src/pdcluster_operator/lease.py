@@ -180,6 +180,7 @@ class LeaseThread:
     _thread: Thread = field(init=False, repr=False)
     _client: ApiClient = field(init=False, repr=False)
     _leadership: Leadership = field(init=False, repr=False)
+    _holding: "asyncio.Task[Any] | None" = field(default=None, init=False, repr=False)
 
     async def __aenter__(self) -> Self:
         self._thread = Thread(target=self._loop.run_forever, name="lease", daemon=True)
@@ -204,9 +205,16 @@ class LeaseThread:
         await self._run(self._hold())
 
     async def release(self) -> None:
-        await self._run(self._leadership.release())
+        await self._run(self._release())
+
+    async def _release(self) -> None:
+        if self._holding is not None:  # else it would take what is given up
+            self._holding.cancel()
+            await asyncio.wait({self._holding})
+        await self._leadership.release()
 
     async def _hold(self) -> None:
+        self._holding = asyncio.current_task()
         await self._leadership.hold()
         self._loop.call_later(self.times.lease - self.times.renew, self.end)
 

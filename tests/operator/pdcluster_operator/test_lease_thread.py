@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.apiserver.errors import UnavailableError
+from pdcluster_api.apiserver.errors import ConflictError, UnavailableError
 from pdcluster_api.apiserver.kinds import Body
 from pdcluster_operator.lease import LeaseThread, LeaseTimes
 
@@ -24,17 +24,26 @@ class OneLease:
         self.lease: Body | None = None
         self.is_away = self.is_closed = False
         self.num_writes, self.threads = 0, set[str]()
+        self.answer_seconds = 0.0
 
     async def find(self, *_: object) -> Body | None:
         self.threads.add(threading.current_thread().name)
         if self.is_away:
             raise UnavailableError("the API server is away")
-        return copy.deepcopy(self.lease)
+        live = copy.deepcopy(self.lease)
+        await asyncio.sleep(self.answer_seconds)
+        return live
 
     async def create(self, _: object, body: Body) -> Body:
-        return await self.replace(_, body)
+        return self._write(body)
 
     async def replace(self, _: object, body: Body) -> Body:
+        assert self.lease is not None
+        if body["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
+            raise ConflictError("it has changed")
+        return self._write(body)
+
+    def _write(self, body: Body) -> Body:
         self.num_writes += 1
         version = {"resourceVersion": str(self.num_writes)}
         self.lease = {**body, "metadata": {**body["metadata"], **version}}
@@ -76,6 +85,18 @@ async def test_a_lease_is_renewed_while_the_main_loop_is_held():
         holding.cancel()
         await leadership.release()
     assert (lease.holder, lease.threads, lease.is_closed) == ("", {"lease"}, True)
+
+
+async def test_a_lease_that_is_given_up_is_not_taken_again_by_a_renewal_that_has_begun():
+    lease = OneLease()
+    async with thread_over(lease, LONG) as leadership:
+        await leadership.acquire()
+        lease.answer_seconds = 0.2
+        holding = asyncio.create_task(leadership.hold())
+        await asyncio.sleep(0.1)  # it looks, and is to write
+        holding.cancel()
+        await leadership.release()
+    assert lease.holder == ""
 
 
 async def test_a_held_main_loop_is_ended_when_the_lease_is_lost():
