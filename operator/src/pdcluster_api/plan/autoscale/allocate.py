@@ -195,11 +195,11 @@ class Allocation:
         return self.counts[role] < self._caps[role] and self.grow(role)
 
     def _move(self, pool: Pool, by: int) -> None:
-        size = self.sizes[pool.key]
+        size, role = self.sizes[pool.key], pool.role
         self.sizes[pool.key] = size + by
-        self.counts[pool.role] += by
-        if pool.role in self.capacity:
-            self.capacity[pool.role] += pool.weight * by
+        self.counts[role] += by
+        if role in self.capacity:
+            self.capacity[role] += pool.weight * by
         self.moves.append((pool, by))
         if by_limit := self._available[pool.key]:
             costs = self._costs(pool, min(size, size + by))

@@ -13,7 +13,14 @@ from zoneinfo import ZoneInfo
 
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.allocate import Allocation
-from pdcluster_api.plan.autoscale.pools import Budget, Pool, Vector, by_role, num_ready_left
+from pdcluster_api.plan.autoscale.pools import (
+    Budget,
+    Pool,
+    Vector,
+    by_role,
+    num_ready_left,
+    unit_of,
+)
 from pdcluster_api.plan.autoscale.values import DecisionTrace
 from pdcluster_api.plan.observed.state import Problem
 from pdcluster_schema import conditions
@@ -148,7 +155,7 @@ def _zone(name: str) -> ZoneInfo:
 
 def trim(excess: int, limit: str, pools: Sequence[Pool], vector: Vector) -> dict[PoolKey, int]:
     """The vector with at least `excess` less in a limit, or as much as its pools may give."""
-    among = [pool for pool in pools if limit in pool.limits]
+    among, unit = [pool for pool in pools if limit in pool.limits], unit_of(limit)
     left, roles = dict(vector), by_role(pools)
     workers = {role: sum(left[pool.key] for pool in mine) for role, mine in roles.items()}
     ready = {role: num_ready_left(mine, left) for role, mine in roles.items()}
@@ -167,10 +174,10 @@ def trim(excess: int, limit: str, pools: Sequence[Pool], vector: Vector) -> dict
         given.append(pool)
         workers[role] -= 1
         ready[role] -= loses_ready
-        excess -= pool.requested(limit, 1)
+        excess -= pool.one[unit]
         heapreplace(donors, (_rank(pool, size - 1), number))
     for pool in reversed(given):
-        if (amount := pool.requested(limit, 1)) <= -excess:
+        if (amount := pool.one[unit]) <= -excess:
             left[pool.key] += 1
             excess += amount
     return left

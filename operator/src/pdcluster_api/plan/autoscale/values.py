@@ -91,10 +91,14 @@ class Holding:
     def held(self, replicas: int) -> int:
         """The most pods on the way to that size: a terminating pod keeps its place."""
         size = max(self.top, replicas - self.elsewhere) if self.grows else self.top
-        # asked for many sizes of many pools
-        num_below = bisect_left(self.ordinals, size) - bisect_left(self.ordinals, 0)
-        num_places = size - sum(ordinal < size for ordinal in self.lost)
-        return max(self.current, num_places + len(self.ordinals) - num_below)
+        num_pods = size
+        # of many sizes of many pools: nothing is counted that is not there
+        if self.ordinals:
+            num_below = bisect_left(self.ordinals, size) - bisect_left(self.ordinals, 0)
+            num_pods += len(self.ordinals) - num_below
+        if self.lost:
+            num_pods -= sum(ordinal < size for ordinal in self.lost)
+        return max(self.current, num_pods)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from tests.operator.pdcluster_api.plan.clusters import make_cluster, plan_all, r
 
 MAX_STEPS = 360_000
 """Calls of one decision over twelve pools with a band, a total and limits by type, all of which are
-searched; the dearest that was found takes 333,866.
+searched; the dearest that was found takes 293,347.
 """
 
 MAX_BYTES = 1 << 20
