@@ -203,6 +203,10 @@ def test_each_api_key_has_its_turn(gate):
     many = [request_of(text, text, tenant="many") for text in ("a", "b", "ab", "ba")]
     for request in many:
         cache.begin(request)
+    deadline = time.monotonic() + 60
+    while not begun:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
     cache.begin(request_of("quick", "quick", tenant="other"))
     cache.begin(request_of("ba", "shared", tenant="other"))
     opened.set()
