@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from pdcluster_schema.faults import InvalidObjectError
-from pdcluster_schema.load import load, load_applied, parse, parse_applied, parse_stored
+from pdcluster_schema.load import load, load_all, load_applied, parse, parse_applied, parse_stored
 from pdcluster_schema.pdcluster import PDCluster
 from tests.schema.object_cases import vllm
 
@@ -53,6 +53,24 @@ def test_load_refuses_what_is_no_cluster(text: str, message: str, tmp_path: Path
         load(path)
 
     assert str(refused.value).startswith(message)
+
+
+def test_load_all_names_the_faults_of_each_object_by_line(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "all.yaml"
+    other = {**document, "spec": {**document["spec"], "nodes": 3}}
+    path.write_text(yaml.safe_dump_all([document, {"kind": "Namespace"}, document]))
+    assert [cluster.metadata.name for cluster in load_all(path)] == ["chat", "chat"]
+
+    path.write_text(yaml.safe_dump_all([other, document, other]))
+    lines = [n for n, line in enumerate(path.read_text().splitlines(), 1) if "nodes: 3" in line]
+    with pytest.raises(InvalidObjectError) as refused:
+        load_all(path)
+
+    assert [(fault.path, fault.line) for fault in refused.value.faults] == [
+        ("spec.nodes", line) for line in lines
+    ]
 
 
 @pytest.mark.parametrize(

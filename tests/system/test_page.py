@@ -45,7 +45,9 @@ async def test_it_shows_a_remote_prefill_over_both_workers(cluster: Cluster, rol
             "Prefilled at prefill-0, decoded at decode-0, since Prefill is set to remote"
         )
         await expect(page.locator("#timeline .meta")).to_have_text(["prefill-0", "decode-0"])
-        await expect(page.locator("#spans li")).to_contain_text(["Wait", "Prefill", "KV", "Decode"])
+        await expect(page.locator("#spans li")).to_contain_text(
+            ["Queued", "Prefill", "KV", "Decode"]
+        )
         await expect(page.locator("#moving")).to_contain_text("KV went to decode workers just now")
 
         await ask(page, "local")

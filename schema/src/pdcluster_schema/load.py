@@ -46,14 +46,39 @@ def load(path: Path) -> PDCluster:
     return _read(path, parse)
 
 
+def load_all(path: Path) -> list[PDCluster]:
+    """Read each PDCluster of a YAML file, one at least, as `load` the only one.  Raises
+    InvalidObjectError with the faults of all.
+    """
+    clusters, faults = list[PDCluster](), list[Fault]()
+    for node, document in _clusters(_text(path)):
+        try:
+            clusters.append(_parsed(node, document, parse))
+        except InvalidObjectError as e:
+            faults += e.faults
+    if faults:
+        raise InvalidObjectError(faults)
+    return clusters
+
+
 def load_applied(path: Path) -> PDCluster:
     """As `load`, for a file that Kubernetes is to run; see `parse_applied`."""
     return _read(path, parse_applied)
 
 
 def _read(path: Path, parse: Callable[[dict[str, Any]], PDCluster]) -> PDCluster:
+    clusters = _clusters(_text(path))
+    if len(clusters) > 1:
+        lines = ", ".join(str(node.start_mark.line + 1) for node, _ in clusters)
+        reason = f"holds {len(clusters)} objects of kind {KIND}, which begin in lines {lines}"
+        raise InvalidObjectError([Fault("", reason, "write each in a file of its own")])
+    return _parsed(*clusters[0], parse)
+
+
+def _parsed(
+    node: yaml.Node, document: dict[str, Any], parse: Callable[[dict[str, Any]], PDCluster]
+) -> PDCluster:
     """Faults get the lines of their fields."""
-    node, document = _document(path)
     try:
         return parse(document)
     except InvalidObjectError as e:
@@ -61,15 +86,14 @@ def _read(path: Path, parse: Callable[[dict[str, Any]], PDCluster]) -> PDCluster
         raise InvalidObjectError(faults) from e
 
 
-def _document(path: Path) -> tuple[yaml.Node, dict[str, Any]]:
+def _text(path: Path) -> str:
     try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text()
+        return sys.stdin.read() if str(path) == "-" else path.read_text()
     except (OSError, UnicodeDecodeError) as e:
         reason = (e.strerror or str(e)) if isinstance(e, OSError) else "it is not UTF-8 text"
         raise InvalidObjectError(
             [Fault("", f"cannot be read: {reason}", "give the path of a PDCluster YAML file")]
         ) from e
-    return _find(text)
 
 
 def parse(document: dict[str, Any]) -> PDCluster:
@@ -173,7 +197,8 @@ def _without(value: Any, locations: Iterable[Location]) -> Any:
     return value
 
 
-def _find(text: str) -> tuple[yaml.Node, dict[str, Any]]:
+def _clusters(text: str) -> list[tuple[yaml.Node, dict[str, Any]]]:
+    """The PDClusters of a file, one at least."""
     try:
         documents = [(node, found) for node, found in _documents(text) if found is not None]
     # not only YAMLError: ValueError of a date that is none, RecursionError, KeyError of a tagged
@@ -185,10 +210,6 @@ def _find(text: str) -> tuple[yaml.Node, dict[str, Any]]:
         for node, found in documents
         if isinstance(found, dict) and found.get("kind") == KIND
     ]
-    if len(clusters) > 1:
-        lines = ", ".join(str(node.start_mark.line + 1) for node, _ in clusters)
-        reason = f"holds {len(clusters)} objects of kind {KIND}, which begin in lines {lines}"
-        raise InvalidObjectError([Fault("", reason, "write each in a file of its own")])
     if not clusters:
         kinds = [
             str(found.get("kind")) if isinstance(found, dict) else "no object"
@@ -196,7 +217,7 @@ def _find(text: str) -> tuple[yaml.Node, dict[str, Any]]:
         ]
         reason = f"must hold one object of kind {KIND}, not {', '.join(kinds) or 'nothing'}"
         raise InvalidObjectError([Fault("", reason, f"write one with `kind: {KIND}`")])
-    return clusters[0]
+    return clusters
 
 
 def _documents(text: str) -> Iterator[tuple[yaml.Node, Any]]:

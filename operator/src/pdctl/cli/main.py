@@ -4,11 +4,13 @@ Exit codes: 0 = done; 1 = something failed; 2 = invalid input (each fault on a l
 """
 
 import inspect
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from pdcluster_schema.load import applied_fault, load
+from pdcluster_schema.load import applied_fault, load_all
+from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
 from pdctl import __version__
 from pdctl.cli.bench import app as bench
@@ -99,11 +101,16 @@ app.command("down")(down_command)
 @app.command("validate")
 def validate_command(files: Files) -> None:
     """Check PDCluster files and name everything that is wrong in each."""
-    for file, cluster in load_files(files, fitting(load)):
-        revision = revision_of(cluster.spec)
-        fault = applied_fault(cluster)
-        unfit = "" if fault is None else f", for pdctl up alone: {fault}"
-        typer.echo(f"{file}: {cluster.metadata.name} is valid, revision {revision}{unfit}")
+
+    def loaded(file: Path) -> list[PDCluster]:
+        return [fitting(cluster, file) for cluster in load_all(file)]
+
+    for file, clusters in load_files(files, loaded):
+        for cluster in clusters:
+            revision = revision_of(cluster.spec)
+            fault = applied_fault(cluster)
+            unfit = "" if fault is None else f", for pdctl up alone: {fault}"
+            typer.echo(f"{file}: {cluster.metadata.name} is valid, revision {revision}{unfit}")
 
 
 app.command("why")(why_command)

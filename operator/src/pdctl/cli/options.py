@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -15,6 +15,8 @@ from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.text import one_line
 from pdctl.local.model_memory import check_memory, local_folder
 
+LoadedT = TypeVar("LoadedT")
+
 
 def load_file(file: Path) -> PDCluster:
     """Exits with 2 and a line for each fault where the file is not valid."""
@@ -23,8 +25,8 @@ def load_file(file: Path) -> PDCluster:
 
 
 def load_files(
-    files: Iterable[Path], load: Callable[[Path], PDCluster] = load
-) -> Iterator[tuple[Path, PDCluster]]:
+    files: Iterable[Path], load: Callable[[Path], LoadedT]
+) -> Iterator[tuple[Path, LoadedT]]:
     """The valid ones as they are read.  Exits with 2 after the last where one is not valid."""
     faulty = None
     for file in files:
@@ -39,18 +41,13 @@ def load_files(
         raise faulty
 
 
-def fitting(load: Callable[[Path], PDCluster]) -> Callable[[Path], PDCluster]:
-    """`load`, and what the model's folder says of memory where it is on this machine: a fault of
-    the file, or a warning on stderr.
+def fitting(cluster: PDCluster, file: Path) -> PDCluster:
+    """The object, and what the model's folder says of memory where it is on this machine: a fault
+    of the file, or a warning on stderr.
     """
-
-    def loaded(file: Path) -> PDCluster:
-        cluster = load(file)
-        for warning in check_memory(cluster, local_folder(cluster, file)):
-            typer.echo(f"warning: {file}: {warning}", err=True)
-        return cluster
-
-    return loaded
+    for warning in check_memory(cluster, local_folder(cluster, file)):
+        typer.echo(f"warning: {file}: {warning}", err=True)
+    return cluster
 
 
 @contextmanager

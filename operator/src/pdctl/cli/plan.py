@@ -271,7 +271,7 @@ def plan_command(
         with reported():
             raise StartError("--against compares with one file; give one -f", exit_code=2)
     kube_context = KubeContext(kubeconfig, context, namespace)
-    files = list(load_files(file, fitting(load_applied)))
+    files = list(load_files(file, lambda each: fitting(load_applied(each), each)))
     ends = [_plan(each, new, old, kube_context) for each, new in files]
     if faulty := [end for end in ends if end is not None]:
         raise faulty[-1]

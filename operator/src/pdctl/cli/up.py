@@ -53,6 +53,10 @@ Accelerator = Annotated[
     str | None,
     typer.Option("--gpu", metavar="TYPE", help="GPU of a MODEL's workers, like H200; else cpu"),
 ]
+Engine = Annotated[
+    Literal["pdcluster", "vllm", "sglang"] | None,
+    typer.Option(help="engine of a MODEL's workers; else pdcluster"),
+]
 Port = Annotated[
     int | None,
     typer.Option(
@@ -130,6 +134,7 @@ def init_command(
     mixed: Mixed = None,
     dtype: Dtype = None,
     gpu: Accelerator = None,
+    engine: Engine = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="a new file; else it is printed"),
@@ -137,7 +142,9 @@ def init_command(
 ) -> None:
     """Write the PDCluster file of a model, the one that `pdctl up MODEL` runs."""
     with reported():
-        document = document_of(model, ModelOptions(name, prefill, decode, mixed, dtype, gpu))
+        document = document_of(
+            model, ModelOptions(name, prefill, decode, mixed, dtype, gpu, engine)
+        )
         parse(document)
         text = file_text(model, document)
         if output is None:
@@ -167,6 +174,7 @@ def up_command(
     mixed: Mixed = None,
     dtype: Dtype = None,
     gpu: Accelerator = None,
+    engine: Engine = None,
     port: Port = None,
     host: Host = LOOPBACK,
     api_key: ApiKey = None,
@@ -179,7 +187,7 @@ def up_command(
     state_dir: StateDir = None,
 ) -> None:
     """Run a model, or a PDCluster file, as processes of this machine until Ctrl-C."""
-    options = ModelOptions(name, prefill, decode, mixed, dtype, gpu)
+    options = ModelOptions(name, prefill, decode, mixed, dtype, gpu, engine)
     state = state_dir or default_state_dir()
     with reported():
         cluster, text = _cluster(model, options)

@@ -41,6 +41,7 @@ class ModelOptions:
     mixed: int | None = None
     dtype: str | None = None
     gpu: str | None = None
+    engine: str | None = None
 
     def given(self) -> Iterator[str]:
         return (f"--{name}" for name, value in vars(self).items() if value is not None)
@@ -62,6 +63,7 @@ def document_of(model: str, options: ModelOptions) -> dict[str, Any]:
         "metadata": {"name": options.name or _cluster_name(base)},
         "spec": {
             "model": source if options.dtype is None else {**source, "dtype": options.dtype},
+            **({} if options.engine is None else {"engine": {"type": options.engine}}),
             "roles": _roles(options),
         },
     }

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,15 @@ def test_roles_without_sizes_are_by_cores_or_gpus_of_the_type(
     monkeypatch.setattr(model_file, "read_driver", lambda: driver)
 
     assert list(document_of("org/tiny", ModelOptions(gpu=gpu))["spec"]["roles"]) == expected
+
+
+def test_a_file_of_gpus_that_only_a_stock_engine_computes_on_names_it() -> None:
+    options = ModelOptions(gpu="MI300X", mixed=1, engine="vllm")
+    document = document_of("org/tiny", options)
+
+    assert parse(document).spec.engine.type == "vllm"
+    with pytest.raises(InvalidObjectError, match=r"set engine\.type: vllm"):
+        parse(document_of("org/tiny", replace(options, engine=None)))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,9 @@ async def test_it_draws_workers_kv_on_its_way_and_the_last_hour(page: Page) -> N
     await expect(page.locator("#replicas path")).to_have_count(2)
     await expect(page.locator("#prompts rect")).to_have_count(3)
     await expect(page.locator("#prompts-text")).to_contain_text("3 prefilled remotely · 3 locally")
+    axes = page.locator("figure")
+    await expect(axes.first).to_have_attribute("data-most", "1")
+    await expect(axes.last).to_have_attribute("data-most", re.compile(r"^[1-6] in \d+ s$"))
     await expect(page).to_have_title("c · PDCluster")
 
 
@@ -204,6 +208,32 @@ async def test_it_shows_an_answer_as_it_comes_its_figures_and_where_it_ran(
     await expect(page.locator("#log article")).to_have_count(4)
     assert "Hello, world!" in rig.prompt()
     assert rig.spec.sampling.temperature == 0.75
+
+
+async def test_a_late_timeline_is_not_drawn_over_that_of_the_next_question(
+    rig: Rig, page: Page
+) -> None:
+    opened, answered = asyncio.Event(), asyncio.Event()
+
+    async def late(route: Any) -> None:
+        await opened.wait()
+        await route.continue_()
+        answered.set()
+
+    await page.route("**/debug/requests/*", late, times=1)
+    why, prefill = page.locator("#why"), page.get_by_role("combobox", name="Prefill")
+    for place in ("remote", "local"):
+        rig.backend.place = place
+        await prefill.select_option(place)
+        await ask(page, place)
+        await expect(page.locator("#log .measured").last).to_contain_text(f"prefill {place}")
+    await expect(why).to_contain_text("since Prefill is set to local")
+    await prefill.select_option("remote")
+    opened.set()
+    await asyncio.wait_for(answered.wait(), 30)
+    await page.wait_for_timeout(500)
+
+    await expect(why).to_contain_text("since Prefill is set to local")
 
 
 async def test_the_keyboard_alone_is_enough(rig: Rig, page: Page) -> None:

@@ -33,8 +33,10 @@ def main() -> int:
     end_on_sigterm()
     arguments = _parser().parse_args()
     start_logging()
-    if arguments.hub_cache:  # pdctl waits for it
+    if arguments.hub_cache:  # pdctl waits for it, and shows what it says
         terminate_with_parent()
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(logging.Formatter("%(message)s"))
     if arguments.bar:
         logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line per request

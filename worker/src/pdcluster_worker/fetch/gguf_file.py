@@ -32,6 +32,7 @@ _NOT_CONVERTED = {
     "gemma3": "which leaves out the layers with a window, their rotary base and the scale of "
     "queries",
 }
+_UNKNOWN_TYPE = re.compile(r"(\d+)\)? is not a valid GGMLQuantizationType")
 _PART = re.compile(r".*-\d{5}-of-\d{5}")
 _ARCHITECTURE = "general.architecture"
 # fields that the tensors' shapes imply, or that say nothing of the computation
@@ -72,13 +73,38 @@ def _checked(gguf: Path, folder: Path) -> Any:
     _teach_gemma()
     if not gguf.is_file():
         raise FetchError(f"{gguf} is no file: correct the path")
-    reader = format_.GGUFReader(gguf)
+    reader = _opened(format_, gguf)
     if reasons := list(_reasons(format_, reader)):
         text = "; ".join(reasons)
         raise FetchError(f"{gguf.name} is not converted: {text}: {OTHER_SOURCE}")
     num_values = sum(int(tensor.n_elements) for tensor in reader.tensors)
     check_space(folder, num_values * _WEIGHT_BYTES)
     return reader
+
+
+def _opened(format_: Any, gguf: Path) -> Any:
+    """Raises FetchError."""
+    try:
+        return format_.GGUFReader(gguf)
+    except OSError:
+        raise
+    except Exception as e:  # of a library that reads on until something breaks
+        if kind := _UNKNOWN_TYPE.search(str(e)):
+            reason = f"the type {kind[1]} of one of its tensors is not known"
+            raise FetchError(f"{gguf.name} is not converted: {reason}: {OTHER_SOURCE}") from e
+        with gguf.open("rb") as file:
+            begin = file.read(8)
+        magic, version = begin[:4], int.from_bytes(begin[4:], "little")
+        if (
+            magic == b"GGUF"
+            and len(begin) == 8
+            and version not in format_.gguf_reader.READER_SUPPORTED_VERSIONS
+        ):
+            known = " and ".join(map(str, format_.gguf_reader.READER_SUPPORTED_VERSIONS))
+            reason = f"it is of version {version} of the format, and {known} are known"
+            raise FetchError(f"{gguf.name} is not converted: {reason}: {OTHER_SOURCE}") from e
+        reason = "is cut off" if magic == b"GGUF" else "is no GGUF file"
+        raise FetchError(f"{gguf} {reason}: get the file again, or {OTHER_SOURCE}") from e
 
 
 def _teach_gemma() -> None:

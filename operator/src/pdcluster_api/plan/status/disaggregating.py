@@ -136,10 +136,7 @@ def _condition(reports: DisaggregationReports, status: Status, threshold: int) -
         )
         return Condition.unknown(_TYPE, words.NO_LONG_PROMPTS, text)
     if not reports.num_prefill_ready:
-        text = (
-            "no prefill worker is ready, so decode workers prefill long prompts themselves: see "
-            "PrefillReady"
-        )
+        text = "no prefill worker is ready, so decode workers prefill long prompts themselves"
         return Condition.false(_TYPE, words.NO_PREFILL_WORKER, text)
     if num_remote:
         rate, note = status.get("bytesPerSecond"), status.get("transportNote")

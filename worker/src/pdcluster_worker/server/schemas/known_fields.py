@@ -56,9 +56,7 @@ class KnownFields(Body):
     session_params: Annotated[Any, Only(None, {}, fix="use pdcluster.session")] = None
     routed_dp_rank: Annotated[Any, Only(None, fix=_ROUTE)] = None
     disagg_prefill_dp_rank: Annotated[Any, Only(None, fix=_ROUTE)] = None
-    input_ids: Annotated[
-        Any, Only(None, fix="token ids are the prompt of /v1/completions, not of a conversation")
-    ] = None
+    input_ids: Annotated[Any, Only(None, fix="give token ids as prompt to /v1/completions")] = None
     input_embeds: Annotated[Any, Only(None, fix="send text, or token ids to /v1/completions")] = (
         None
     )

@@ -37,6 +37,7 @@ async function ask(text) {
   messages.push({ role: "user", content: text });
   const answer = html("article", { class: "assistant", "aria-busy": "true" }, "");
   $("log").append(html("article", { class: "user" }, text), answer);
+  const chosen = $("place").value;
   const measured = { began: 0, first: 0, last: 0, tokens: 0, text: "" };
   let response = null, problem = "";
   try {
@@ -55,7 +56,7 @@ async function ask(text) {
   conclude(answer, measured, place, problem);
   const id = response?.headers.get("x-request-id");
   if (response?.ok && id && problem !== "Stopped") {
-    showTrace(id, place, response.headers.get("x-pdcluster-degraded"));
+    showTrace(id, place, chosen, response.headers.get("x-pdcluster-degraded"));
   }
 }
 

@@ -217,7 +217,7 @@ function drawHour({ period_seconds: period, ready, remote, local }) {
   say("from", `${longest} min ago`);
   const x = (index) => 1000 - step * (remote.length - index);
   drawReplicas(ready, x, step);
-  drawPrompts(remote, local, x, step);
+  drawPrompts(remote, local, x, step, period);
 }
 
 function drawReplicas(ready, x, step) {
@@ -232,10 +232,10 @@ function drawReplicas(ready, x, step) {
     class: `s-${SIDES[role] ?? "other"}`,
     d: counts.map((count, index) =>
       `${index ? "L" : "M"}${x(index)},${level(count, most)}H${x(index) + step}`).join(""),
-  })));
+  })), most);
 }
 
-function drawPrompts(remote, local, x, step) {
+function drawPrompts(remote, local, x, step, period) {
   const total = (counts) => counts.reduce((sum, count) => sum + count, 0);
   caption("prompts-text", "Prompts", [
     ["prefill", `${total(remote)} prefilled remotely`], ["decode", `${total(local)} locally`]]);
@@ -250,7 +250,7 @@ function drawPrompts(remote, local, x, step) {
   plot("prompts", remote.flatMap((count, index) => [
     ...(count ? [column(index, "prefill", count, 0)] : []),
     ...(local[index] ? [column(index, "decode", local[index], count)] : []),
-  ]));
+  ]), `${most} in ${period} s`);
 }
 
 /** A title and its legend.  parts: colour and text of each */
@@ -265,7 +265,9 @@ function caption(id, title, parts) {
 
 const level = (count, most) => 98 - (90 * count) / most;
 
-function plot(id, shapes) {
+/** most: what the highest place stands for */
+function plot(id, shapes, most) {
+  $(id).parentElement.dataset.most = most;
   $(id).setAttribute("viewBox", "0 0 1000 100");
   $(id).setAttribute("preserveAspectRatio", "none");
   $(id).replaceChildren(...shapes);

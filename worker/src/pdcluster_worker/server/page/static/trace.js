@@ -15,7 +15,11 @@ const REASONS = {
   no_prefill_worker: "no prefill worker takes requests",
 };
 
-export async function showTrace(id, place, degraded) {
+let newest = ""; // request that is shown, or will be
+
+/** chosen: what Prefill was set to when it was sent */
+export async function showTrace(id, place, chosen, degraded) {
+  newest = id;
   $("request").hidden = false;
   $("why").textContent = "Its worker is asked for its timeline";
   for (const part of ["timeline", "spans", "events"]) $(part).replaceChildren();
@@ -25,14 +29,16 @@ export async function showTrace(id, place, degraded) {
     // It is kept once the request has ended; and another worker of this address may have answered.
     await new Promise((done) => setTimeout(done, 100 + 200 * attempt));
     response = await call(`debug/requests/${id}`).catch(() => null);
-    if (response?.ok) return draw((await response.json()).journeys[0], degraded);
+    const [journey] = response?.ok ? (await response.json()).journeys : [];
+    if (newest !== id) return;
+    if (journey) return draw(journey, chosen, degraded);
   }
   const lost = response ? `the worker that answered keeps it: pdctl why --request ${id}`
     : "the worker cannot be reached";
   $("why").textContent = `Prefill: ${place}. There is no timeline here; ${lost}.`;
 }
 
-function draw({ events, request_id: id }, degraded) {
+function draw({ events, request_id: id }, chosen, degraded) {
   const workers = workersOf(events);
   const spans = spansOf(events, workers);
   const end = events.at(-1).seconds || 1e-6;
@@ -41,7 +47,7 @@ function draw({ events, request_id: id }, degraded) {
   $("timeline").replaceChildren(...drawn);
   $("spans").replaceChildren(...spans.map(
     (span) => html("li", {}, html("i", { class: `f-${span.kind}` }), inWords(span) + span.note)));
-  const why = reason(find(events, "offload"), workers);
+  const why = reason(find(events, "offload"), chosen, workers);
   $("why").textContent = `${why}${degraded ? ` Degraded: ${degraded}.` : ""} Request ${id}.`;
   $("events").replaceChildren(...events.map(row));
   $("events-too").hidden = false;
@@ -63,7 +69,7 @@ function spansOf(events, { prefill, decode }) {
   const at = (name) => find(events, name)?.seconds;
   const end = events.at(-1).seconds || 1e-6, moved = find(events, "migration_end");
   const spans = [
-    ["wait", "Wait", decode, 0, at("context_begin") ?? end],
+    ["wait", "Queued", decode, 0, at("context_begin") ?? end],
     ["prefill", "Prefill", prefill, at("context_begin"), at("context_end")],
     ["kv", "KV", decode, moved && moved.seconds - moved.facts.seconds, moved?.seconds],
     ["decode", "Decode", decode, at("decoding_begin"), at("decoding_end") ?? end],
@@ -79,7 +85,7 @@ function lane(pod, spans, end) {
   const bars = spans.map(({ kind, name, from, to }) => svg("rect", {
     class: `f-${kind}`,
     x: (1000 * from) / end,
-    width: Math.max(3, (1000 * (to - from)) / end),
+    width: Math.max(6, (1000 * (to - from)) / end),
     y: 0,
     height: 10,
   }, svg("title", {}, name)));
@@ -102,11 +108,10 @@ function row({ seconds, name, worker, facts }) {
   return html("tr", {}, ...cells.map((text) => html("td", {}, text)));
 }
 
-function reason(offload, { place, prefill, decode }) {
+function reason(offload, chosen, { place, prefill, decode }) {
   const where = place === "remote" ? `Prefilled at ${short(prefill)}, decoded at ${short(decode)}`
     : `Prefilled and decoded at ${short(decode)}`;
   if (!offload) {
-    const chosen = $("place").value;
     return `${where}, ${chosen === "auto" ? "without a choice" : `since Prefill is set to ${chosen}`}.`;
   }
   const { reason: word, uncached_tokens: tokens, threshold } = offload.facts;
