@@ -15,12 +15,12 @@ from typing import Any
 import yaml
 from layout import table
 
+from pdcluster_api.traces.loads import drawn_requests, read_loads
+from pdcluster_api.traces.requests import RequestTrace
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_simulator.cluster import cluster_model
-from pdcluster_simulator.load_trace import drawn_requests, read_loads
 from pdcluster_simulator.run import Options, Result, simulate
-from pdcluster_simulator.trace import SimulationTrace
 from pdctl.simulation.inputs import times_of_speeds
 from pdctl.simulation.speeds import Speeds
 
@@ -54,7 +54,7 @@ def cluster_of(setting: Setting, *, is_flexible: bool) -> PDCluster:
     return parse(document)
 
 
-def trace_of(name: str) -> SimulationTrace:
+def trace_of(name: str) -> RequestTrace:
     begin, end = PARTS[name]
     loads = [
         replace(each, seconds=max(0.0, each.seconds - begin), end=each.end - begin)

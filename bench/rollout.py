@@ -13,10 +13,10 @@ from typing import Any
 import yaml
 from layout import table
 
+from pdcluster_api.traces.loads import drawn_requests, read_loads
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_simulator.cluster import cluster_model
-from pdcluster_simulator.load_trace import drawn_requests, read_loads
 from pdcluster_simulator.run import Options, Result, simulate
 from pdctl.simulation.inputs import times_of_speeds
 from pdctl.simulation.speeds import Speeds

@@ -26,12 +26,12 @@ from cluster import Setup, running_cluster
 from offload_curve import LENGTHS, needs_ping
 from setting import LOG_HELP, keep_report, setting_lines
 
+from pdcluster_api.traces.requests import RequestTrace, TraceRequest
 from pdcluster_schema.load import load
 from pdcluster_simulator.cluster import cluster_model
 from pdcluster_simulator.results import summarize
 from pdcluster_simulator.run import Options, simulate
 from pdcluster_simulator.step_model import StepModel, read_step_model, write_step_model
-from pdcluster_simulator.trace import SimulationTrace, TraceRequest
 from pdctl.bench.load import Arrivals, BenchRequest, percentile, poisson_arrivals, run_load
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +61,7 @@ class Run:
 def simulated(run: Run, times: StepModel) -> tuple[float, ...]:
     """Milliseconds of a simulation of a run's requests."""
     cluster = load(run.file)
-    trace = SimulationTrace(
+    trace = RequestTrace(
         [
             TraceRequest(at, len(request.prompt), request.num_output_tokens)
             for at, request in zip(run.arrivals, run.requests, strict=True)

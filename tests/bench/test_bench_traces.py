@@ -5,7 +5,7 @@ from pathlib import Path
 import make_traces
 import pytest
 
-from pdcluster_simulator.load_trace import read_loads
+from pdcluster_api.traces.loads import read_loads
 
 SHIPPED = Path(__file__).parents[2] / "examples" / "traces"
 

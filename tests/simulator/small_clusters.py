@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from pdcluster_api.traces.requests import RequestTrace, TraceRequest
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_simulator.cluster import ClusterModel, cluster_model
 from pdcluster_simulator.run import Options, Result, simulate
 from pdcluster_simulator.step_model import FORMAT, StepModel
-from pdcluster_simulator.trace import SimulationTrace, TraceRequest
 
 TimedRequest = tuple[float, int, int]
 """Its second, and the tokens of its prompt and answer."""
@@ -60,13 +60,13 @@ def make_cluster(
     return parse({**document, "metadata": {"name": "small"}})
 
 
-def make_trace(*requests: tuple[float, int, int]) -> SimulationTrace:
+def make_trace(*requests: tuple[float, int, int]) -> RequestTrace:
     """Each: its second, and the tokens of its prompt and answer."""
-    return SimulationTrace([TraceRequest(*each) for each in requests])
+    return RequestTrace([TraceRequest(*each) for each in requests])
 
 
 def make_model(
-    trace: SimulationTrace, cluster: PDCluster | None = None, times: StepModel | None = None
+    trace: RequestTrace, cluster: PDCluster | None = None, times: StepModel | None = None
 ) -> ClusterModel:
     cluster, times = cluster or make_cluster(), times or make_times()
     roles = cluster.spec.roles.computing()
@@ -75,7 +75,7 @@ def make_model(
 
 
 def run(
-    trace: SimulationTrace,
+    trace: RequestTrace,
     cluster: PDCluster | None = None,
     times: StepModel | None = None,
     **options: Any,

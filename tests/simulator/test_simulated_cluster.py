@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdcluster_api.traces.requests import RequestTrace, TraceRequest
 from pdcluster_simulator.cluster import ClusterBuilder
 from pdcluster_simulator.events import SimulatedTime
-from pdcluster_simulator.requests import RequestOutcome, SimulatedRequest
+from pdcluster_simulator.requests import RequestOutcome, SimulatedRequest, simulated_requests
 from pdcluster_simulator.results import Gaps, Recorder, over_time, summarize
 from pdcluster_simulator.run import PATIENCE_SECONDS, Options, simulate
-from pdcluster_simulator.trace import SimulationTrace, TraceRequest
 from tests.simulator.small_clusters import (
     latencies,
     make_cluster,
@@ -39,7 +39,7 @@ requests = st.builds(
     st.sampled_from((0, 0, 100, -100)),
 )
 traces = st.lists(requests, min_size=1, max_size=40).map(
-    lambda found: SimulationTrace(sorted(found, key=lambda each: each.seconds))
+    lambda found: RequestTrace(sorted(found, key=lambda each: each.seconds))
 )
 clusters = st.sampled_from(
     (
@@ -56,9 +56,7 @@ clusters = st.sampled_from(
 
 @settings(max_examples=60, deadline=None)
 @given(trace=traces, given_cluster=clusters)
-def test_each_request_ends_once_and_all_adds_up(
-    trace: SimulationTrace, given_cluster: dict[str, Any]
-):
+def test_each_request_ends_once_and_all_adds_up(trace: RequestTrace, given_cluster: dict[str, Any]):
     model = make_model(trace, make_cluster(**given_cluster))
     time, recorder = SimulatedTime(), Recorder()
     builder = ClusterBuilder(model, time, recorder)
@@ -69,7 +67,7 @@ def test_each_request_ends_once_and_all_adds_up(
         seen.append(request)
         cell.arrive(request)
 
-    for request in trace.simulated(16):
+    for request in simulated_requests(trace, 16):
         time.at(request.arrival, arrive, request)
     for second in range(200):
         time.run(float(second))
@@ -97,7 +95,7 @@ def test_each_request_ends_once_and_all_adds_up(
 
 @settings(max_examples=15, deadline=None)
 @given(trace=traces, given_cluster=clusters)
-def test_a_seed_repeats_every_time(trace: SimulationTrace, given_cluster: dict[str, Any]):
+def test_a_seed_repeats_every_time(trace: RequestTrace, given_cluster: dict[str, Any]):
     first, again = (run(trace, make_cluster(**given_cluster)) for _ in range(2))
 
     assert latencies(first) == latencies(again)
@@ -139,7 +137,7 @@ def test_requests_that_wait_for_blocks_are_no_queue_of_the_prefill_workers():
     model = make_model(trace := make_trace(*((0.0, 80, 20) for _ in range(4))), cluster)
     time, recorder = SimulatedTime(), Recorder()
     cell = ClusterBuilder(model, time, recorder).start()
-    for request in trace.simulated(16):
+    for request in simulated_requests(trace, 16):
         cell.arrive(request)
     time.run(0.05)
     load = cell.workers["decode-x-0"].measured()
@@ -180,7 +178,7 @@ def test_low_priority_is_shed_and_displaced(routing: dict[str, Any]):
     rows = [TraceRequest(0.001 * n, 64, 2, 100) for n in range(5)]
     rows.append(TraceRequest(0.01, 64, 2, -100))
     cluster = make_cluster(qos=SHEDDING, routing=routing)
-    recorder = run(SimulationTrace(rows), cluster).recorder
+    recorder = run(RequestTrace(rows), cluster).recorder
 
     # Four of low priority fit, the last of them gives way, and what waits for 60 ms is shed.
     assert recorder.refusals["queue_full"] == 1
@@ -190,11 +188,11 @@ def test_low_priority_is_shed_and_displaced(routing: dict[str, Any]):
 
 def test_shared_prefixes_are_computed_once():
     rows = [TraceRequest(float(n), 64, 2, 0, (1, 2, 3, 4)) for n in range(3)]
-    plain = SimulationTrace([TraceRequest(each.seconds, 64, 2) for each in rows])
+    plain = RequestTrace([TraceRequest(each.seconds, 64, 2) for each in rows])
     cluster = make_cluster({"mixed": 1})
     shared, alone = (
         [first for first, _ in latencies(run(each, cluster))]
-        for each in (SimulationTrace(rows, block_tokens=16), plain)
+        for each in (RequestTrace(rows, block_tokens=16), plain)
     )
 
     assert alone == pytest.approx([0.0164] * 3)

@@ -5,10 +5,10 @@ from typing import Any, get_args
 
 import pytest
 
+from pdcluster_api.traces.loads import LoadInterval, drawn_requests
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.rollout import Strategy
-from pdcluster_simulator.load_trace import LoadInterval, drawn_requests
 from pdcluster_simulator.rollout import RolloutFigures
 from pdcluster_simulator.run import Result
 from tests.simulator.small_clusters import TimedRequest, make_cluster, make_trace, run

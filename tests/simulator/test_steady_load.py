@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_simulator.load_trace import LoadInterval, drawn_requests
+from pdcluster_api.traces.loads import LoadInterval, drawn_requests
 from pdcluster_simulator.results import summarize
 from pdcluster_simulator.run import Options as RunOptions
 from pdcluster_simulator.run import Result, simulate

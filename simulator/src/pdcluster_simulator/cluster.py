@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from pdcluster_api.manifests.worker_config import policy_file
+from pdcluster_api.traces.requests import RequestTrace
 from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_schema.policy import PolicyConfig
@@ -19,7 +20,6 @@ from pdcluster_simulator.remote_prefill import Network
 from pdcluster_simulator.requests import EngineWork
 from pdcluster_simulator.results import Recorder
 from pdcluster_simulator.step_model import StepModel
-from pdcluster_simulator.trace import SimulationTrace
 from pdcluster_simulator.workers import ClusterWorker, WorkerState
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.messages.engine_settings import DelayerSettings, EngineSettings
@@ -79,7 +79,7 @@ class ClusterModel:
 def cluster_model(
     cluster: PDCluster,
     times: Mapping[tuple[str, str], StepModel],
-    trace: SimulationTrace,
+    trace: RequestTrace,
     *,
     seed: str = "0",
     is_first_ingress_alone: bool = False,

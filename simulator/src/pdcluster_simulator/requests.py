@@ -1,10 +1,13 @@
 """A simulated request: its sizes, its way through the workers, and its times."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any, cast
 
+from pdcluster_api.traces.requests import RequestTrace, TraceRequest
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.requests import SamplingParams, TransferTarget
 
@@ -94,3 +97,32 @@ def _sampling(max_tokens: int) -> SamplingParams:
 def _target(num_blocks: int, cached_tokens: int) -> TransferTarget:
     """A target of so many blocks of a peer, whose ids make no difference."""
     return TransferTarget(b"", "", [], cached_tokens, cast("list[int]", range(num_blocks)))
+
+
+def simulated_requests(trace: RequestTrace, block_size: int) -> Iterator[SimulatedRequest]:
+    """block_size: of the engines, for the hashes of their blocks."""
+    for number, each in enumerate(trace.requests):
+        yield SimulatedRequest(
+            number,
+            each.seconds,
+            each.input_tokens,
+            each.output_tokens,
+            each.priority,
+            _hashes(each, trace.block_tokens, block_size),
+            str(number),
+        )
+
+
+def _hashes(request: TraceRequest, block_tokens: int, block_size: int) -> tuple[bytes, ...]:
+    """One for each full block, of all ids up to its end."""
+    if not request.hash_ids:
+        return ()
+    found, parent, position = [], b"", 0
+    for end in range(block_size, request.input_tokens + 1, block_size):
+        last = -(-end // block_tokens)
+        ids = request.hash_ids[position:last]
+        position = last - (end % block_tokens != 0)
+        text = parent + repr((end % block_tokens, ids)).encode()
+        parent = blake2b(text, digest_size=16).digest()
+        found.append(parent)
+    return tuple(found)

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
+from pdcluster_api.traces.requests import RequestTrace
 from pdcluster_simulator.autoscaling import Decision, SimulatedAutoscaler
 from pdcluster_simulator.cluster import ClusterBuilder, ClusterModel
 from pdcluster_simulator.events import SimulatedTime
 from pdcluster_simulator.fleet import Fleet
-from pdcluster_simulator.requests import SimulatedRequest
+from pdcluster_simulator.requests import SimulatedRequest, simulated_requests
 from pdcluster_simulator.results import ClusterSample, Recorder
 from pdcluster_simulator.rollout import RolloutFigures
 from pdcluster_simulator.steady_load import SteadyLoad
-from pdcluster_simulator.trace import SimulationTrace
 from pdcluster_simulator.workers import ClusterWorker, WorkerState
 
 _POLL_SECONDS = 0.5
@@ -52,7 +52,7 @@ class Result:
 
 def simulate(
     model: ClusterModel,
-    trace: SimulationTrace,
+    trace: RequestTrace,
     options: Options,
     on_ended: Callable[[int], None] = lambda number: None,
 ) -> Result:
@@ -74,7 +74,7 @@ def simulate(
 
 def _side_by_side(
     models: Sequence[ClusterModel],
-    parts: Sequence[SimulationTrace],
+    parts: Sequence[RequestTrace],
     options: Options,
     on_ended: Callable[[int], None],
 ) -> Iterator[Result]:
@@ -102,7 +102,7 @@ def _count_in(ended: Any) -> None:
     _ended = ended
 
 
-def _counted_cell(model: ClusterModel, trace: SimulationTrace, options: Options) -> Result:
+def _counted_cell(model: ClusterModel, trace: RequestTrace, options: Options) -> Result:
     def add(number: int) -> None:
         with _ended.get_lock():
             _ended.value += number
@@ -112,7 +112,7 @@ def _counted_cell(model: ClusterModel, trace: SimulationTrace, options: Options)
 
 def simulate_cell(
     model: ClusterModel,
-    trace: SimulationTrace,
+    trace: RequestTrace,
     options: Options,
     on_ended: Callable[[int], None] = lambda number: None,
 ) -> Result:
@@ -129,7 +129,7 @@ def simulate_cell(
         if options.repeats:
             changes = [*trace.ends] if rollout_at is None else sorted([*trace.ends, rollout_at])
             steady = SteadyLoad(recorder, autoscaler, changes, interval)
-    feed = _Feed(fleet, trace.simulated(model.pools[0].settings.block_size))
+    feed = _Feed(fleet, simulated_requests(trace, model.pools[0].settings.block_size))
     before, busy = 0, dict[str, float]()
     gc.freeze()  # objects of a request are freed by their last reference
     time = 0.0

@@ -9,7 +9,7 @@ import yaml
 from pdcluster_api.apiserver.errors import error_of, failure_of
 from pdcluster_api.apiserver.pods import pod_problem
 from pdcluster_api.errors import InvalidTraceError
-from pdcluster_simulator.load_trace import read_loads
+from pdcluster_api.traces.loads import read_loads
 from tests.golden.operator.golden_yaml import RECORDS
 from tests.golden.records import check, check_names
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_api.errors import InvalidTraceError
-from pdcluster_simulator.trace import read_requests
+from pdcluster_api.traces.requests import read_requests
 
 ROW = {"timestamp": 1000, "input_length": 40, "output_length": 5}
 
@@ -26,10 +26,7 @@ def test_requests_begin_at_second_0(tmp_path: Path):
     assert (first.seconds, first.input_tokens, first.output_tokens) == (0.0, 40, 5)
     assert (second.seconds, second.priority) == (1.5, 100)
     assert trace.has_priorities
-    hashes = [each.hashes for each in trace.simulated(8)]
-    assert [len(each) for each in hashes] == [5, 5]
-    # Two blocks of 8 are in the first one of 16, which both share.
-    assert [a == b for a, b in zip(*hashes, strict=True)] == [True, True, False, False, False]
+    assert (trace.block_tokens, second.hash_ids) == (16, (7, 8, 9))
 
 
 @pytest.mark.parametrize(

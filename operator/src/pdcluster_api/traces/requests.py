@@ -1,15 +1,13 @@
-"""Requests to simulate, and the file that names each of them."""
+"""Single requests by their time, and the file that names each of them."""
 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from pdcluster_api.errors import InvalidTraceError
 from pdcluster_schema.faults import Fault
-from pdcluster_simulator.requests import SimulatedRequest
 
 MAX_TOKENS = 10_000_000  # of one request
 MAX_SECONDS = 366 * 86400.0  # between the first and the last
@@ -30,7 +28,7 @@ class TraceRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class SimulationTrace:
+class RequestTrace:
     """Requests by their time.
 
     block_tokens: of a hash id; 0 = without
@@ -50,39 +48,12 @@ class SimulationTrace:
     def has_priorities(self) -> bool:
         return any(each.priority for each in self.requests)
 
-    def part(self, number: int, of: int) -> "SimulationTrace":
+    def part(self, number: int, of: int) -> "RequestTrace":
         """Every `of`-th request, as a gateway hands them out in turn."""
-        return SimulationTrace(self.requests[number::of], self.block_tokens, self.ends)
-
-    def simulated(self, block_size: int) -> Iterator[SimulatedRequest]:
-        """block_size: of the engines, for the hashes of their blocks."""
-        for number, each in enumerate(self.requests):
-            yield SimulatedRequest(
-                number,
-                each.seconds,
-                each.input_tokens,
-                each.output_tokens,
-                each.priority,
-                self._hashes(each, block_size),
-                str(number),
-            )
-
-    def _hashes(self, request: TraceRequest, block_size: int) -> tuple[bytes, ...]:
-        """One for each full block, of all ids up to its end."""
-        if not request.hash_ids:
-            return ()
-        found, parent, position = [], b"", 0
-        for end in range(block_size, request.input_tokens + 1, block_size):
-            last = -(-end // self.block_tokens)
-            ids = request.hash_ids[position:last]
-            position = last - (end % self.block_tokens != 0)
-            text = parent + repr((end % self.block_tokens, ids)).encode()
-            parent = blake2b(text, digest_size=16).digest()
-            found.append(parent)
-        return tuple(found)
+        return RequestTrace(self.requests[number::of], self.block_tokens, self.ends)
 
 
-def read_requests(path: Path, block_tokens: int = 512) -> SimulationTrace:
+def read_requests(path: Path, block_tokens: int = 512) -> RequestTrace:
     """A file of JSON lines by the names of Mooncake's traces.
 
     timestamp: milliseconds; input_length, output_length: tokens; hash_ids: optional, of blocks of
@@ -110,7 +81,7 @@ def read_requests(path: Path, block_tokens: int = 512) -> SimulationTrace:
         raise InvalidTraceError(faults[:_MAX_FAULTS])
     shifted = [_shifted(each, first) for each in requests] if first else requests
     has_ids = any(each.hash_ids for each in requests)
-    return SimulationTrace(shifted, block_tokens if has_ids else 0)
+    return RequestTrace(shifted, block_tokens if has_ids else 0)
 
 
 def _time_fault(line: int, seconds: float, before: float, first: float) -> Fault | None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from pdcluster_api.errors import InvalidTraceError
-from pdcluster_simulator import load_trace as module
-from pdcluster_simulator.load_trace import LoadInterval, drawn_requests, read_loads
+from pdcluster_api.traces import loads as module
+from pdcluster_api.traces.loads import LoadInterval, drawn_requests, read_loads
 
 HEADER = "seconds,requests_per_second,input_tokens,output_tokens\n"
 GOOD = HEADER + "100,2,1000,50\n160,4,500,100\n"
