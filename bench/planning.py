@@ -22,7 +22,9 @@ from layout import table
 from setting import LOG_HELP, keep_report, setting_lines
 
 from pdcluster_schema.accelerators import accelerators
-from pdctl.sizing.search import Objective, RankLayout, SearchInput, best, placements
+from pdctl.sizing.objective import Objective
+from pdctl.sizing.profile import RankLayout
+from pdctl.sizing.search import SearchInput, best, placements
 from pdctl.sizing.tables import SYSTEMS, SiliconTables
 
 MODELS = (

@@ -16,7 +16,7 @@ import yaml
 from layout import table
 
 from pdcluster_api.traces.loads import drawn_requests, read_loads
-from pdcluster_api.traces.requests import RequestTrace
+from pdcluster_api.traces.requests import LoadTrace
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_simulator.cluster import cluster_model
@@ -54,7 +54,7 @@ def cluster_of(setting: Setting, *, is_flexible: bool) -> PDCluster:
     return parse(document)
 
 
-def trace_of(name: str) -> RequestTrace:
+def trace_of(name: str) -> LoadTrace:
     begin, end = PARTS[name]
     loads = [
         replace(each, seconds=max(0.0, each.seconds - begin), end=each.end - begin)

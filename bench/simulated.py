@@ -26,7 +26,7 @@ from cluster import Setup, running_cluster
 from offload_curve import LENGTHS, needs_ping
 from setting import LOG_HELP, keep_report, setting_lines
 
-from pdcluster_api.traces.requests import RequestTrace, TraceRequest
+from pdcluster_api.traces.requests import LoadTrace, TraceRequest
 from pdcluster_schema.load import load
 from pdcluster_simulator.cluster import cluster_model
 from pdcluster_simulator.results import summarize
@@ -61,7 +61,7 @@ class Run:
 def simulated(run: Run, times: StepModel) -> tuple[float, ...]:
     """Milliseconds of a simulation of a run's requests."""
     cluster = load(run.file)
-    trace = RequestTrace(
+    trace = LoadTrace(
         [
             TraceRequest(at, len(request.prompt), request.num_output_tokens)
             for at, request in zip(run.arrivals, run.requests, strict=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pdcluster_api.traces.requests import RequestTrace, TraceRequest
+from pdcluster_api.traces.requests import LoadTrace, TraceRequest
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_simulator.cluster import ClusterModel, cluster_model
@@ -60,13 +60,13 @@ def make_cluster(
     return parse({**document, "metadata": {"name": "small"}})
 
 
-def make_trace(*requests: tuple[float, int, int]) -> RequestTrace:
+def make_trace(*requests: tuple[float, int, int]) -> LoadTrace:
     """Each: its second, and the tokens of its prompt and answer."""
-    return RequestTrace([TraceRequest(*each) for each in requests])
+    return LoadTrace([TraceRequest(*each) for each in requests])
 
 
 def make_model(
-    trace: RequestTrace, cluster: PDCluster | None = None, times: StepModel | None = None
+    trace: LoadTrace, cluster: PDCluster | None = None, times: StepModel | None = None
 ) -> ClusterModel:
     cluster, times = cluster or make_cluster(), times or make_times()
     roles = cluster.spec.roles.computing()
@@ -75,7 +75,7 @@ def make_model(
 
 
 def run(
-    trace: RequestTrace,
+    trace: LoadTrace,
     cluster: PDCluster | None = None,
     times: StepModel | None = None,
     **options: Any,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdcluster_api.traces.requests import RequestTrace, TraceRequest
+from pdcluster_api.traces.requests import LoadTrace, TraceRequest
 from pdcluster_simulator.cluster import ClusterBuilder
 from pdcluster_simulator.events import SimulatedTime
 from pdcluster_simulator.requests import RequestOutcome, SimulatedRequest, simulated_requests
@@ -39,7 +39,7 @@ requests = st.builds(
     st.sampled_from((0, 0, 100, -100)),
 )
 traces = st.lists(requests, min_size=1, max_size=40).map(
-    lambda found: RequestTrace(sorted(found, key=lambda each: each.seconds))
+    lambda found: LoadTrace(sorted(found, key=lambda each: each.seconds))
 )
 clusters = st.sampled_from(
     (
@@ -56,7 +56,7 @@ clusters = st.sampled_from(
 
 @settings(max_examples=60, deadline=None)
 @given(trace=traces, given_cluster=clusters)
-def test_each_request_ends_once_and_all_adds_up(trace: RequestTrace, given_cluster: dict[str, Any]):
+def test_each_request_ends_once_and_all_adds_up(trace: LoadTrace, given_cluster: dict[str, Any]):
     model = make_model(trace, make_cluster(**given_cluster))
     time, recorder = SimulatedTime(), Recorder()
     builder = ClusterBuilder(model, time, recorder)
@@ -95,7 +95,7 @@ def test_each_request_ends_once_and_all_adds_up(trace: RequestTrace, given_clust
 
 @settings(max_examples=15, deadline=None)
 @given(trace=traces, given_cluster=clusters)
-def test_a_seed_repeats_every_time(trace: RequestTrace, given_cluster: dict[str, Any]):
+def test_a_seed_repeats_every_time(trace: LoadTrace, given_cluster: dict[str, Any]):
     first, again = (run(trace, make_cluster(**given_cluster)) for _ in range(2))
 
     assert latencies(first) == latencies(again)
@@ -178,7 +178,7 @@ def test_low_priority_is_shed_and_displaced(routing: dict[str, Any]):
     rows = [TraceRequest(0.001 * n, 64, 2, 100) for n in range(5)]
     rows.append(TraceRequest(0.01, 64, 2, -100))
     cluster = make_cluster(qos=SHEDDING, routing=routing)
-    recorder = run(RequestTrace(rows), cluster).recorder
+    recorder = run(LoadTrace(rows), cluster).recorder
 
     # Four of low priority fit, the last of them gives way, and what waits for 60 ms is shed.
     assert recorder.refusals["queue_full"] == 1
@@ -188,11 +188,11 @@ def test_low_priority_is_shed_and_displaced(routing: dict[str, Any]):
 
 def test_shared_prefixes_are_computed_once():
     rows = [TraceRequest(float(n), 64, 2, 0, (1, 2, 3, 4)) for n in range(3)]
-    plain = RequestTrace([TraceRequest(each.seconds, 64, 2) for each in rows])
+    plain = LoadTrace([TraceRequest(each.seconds, 64, 2) for each in rows])
     cluster = make_cluster({"mixed": 1})
     shared, alone = (
         [first for first, _ in latencies(run(each, cluster))]
-        for each in (RequestTrace(rows, block_tokens=16), plain)
+        for each in (LoadTrace(rows, block_tokens=16), plain)
     )
 
     assert alone == pytest.approx([0.0164] * 3)

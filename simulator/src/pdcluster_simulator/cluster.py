@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from pdcluster_api.manifests.worker_config import policy_file
-from pdcluster_api.traces.requests import RequestTrace
+from pdcluster_api.traces.requests import LoadTrace
 from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_schema.policy import PolicyConfig
@@ -79,7 +79,7 @@ class ClusterModel:
 def cluster_model(
     cluster: PDCluster,
     times: Mapping[tuple[str, str], StepModel],
-    trace: RequestTrace,
+    trace: LoadTrace,
     *,
     seed: str = "0",
     is_first_ingress_alone: bool = False,

@@ -7,7 +7,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, cast
 
-from pdcluster_api.traces.requests import RequestTrace, TraceRequest
+from pdcluster_api.traces.requests import LoadTrace, TraceRequest
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.requests import SamplingParams, TransferTarget
 
@@ -99,7 +99,7 @@ def _target(num_blocks: int, cached_tokens: int) -> TransferTarget:
     return TransferTarget(b"", "", [], cached_tokens, cast("list[int]", range(num_blocks)))
 
 
-def simulated_requests(trace: RequestTrace, block_size: int) -> Iterator[SimulatedRequest]:
+def simulated_requests(trace: LoadTrace, block_size: int) -> Iterator[SimulatedRequest]:
     """block_size: of the engines, for the hashes of their blocks."""
     for number, each in enumerate(trace.requests):
         yield SimulatedRequest(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
-from pdcluster_api.traces.requests import RequestTrace
+from pdcluster_api.traces.requests import LoadTrace
 from pdcluster_simulator.autoscaling import Decision, SimulatedAutoscaler
 from pdcluster_simulator.cluster import ClusterBuilder, ClusterModel
 from pdcluster_simulator.events import SimulatedTime
@@ -52,7 +52,7 @@ class Result:
 
 def simulate(
     model: ClusterModel,
-    trace: RequestTrace,
+    trace: LoadTrace,
     options: Options,
     on_ended: Callable[[int], None] = lambda number: None,
 ) -> Result:
@@ -74,7 +74,7 @@ def simulate(
 
 def _side_by_side(
     models: Sequence[ClusterModel],
-    parts: Sequence[RequestTrace],
+    parts: Sequence[LoadTrace],
     options: Options,
     on_ended: Callable[[int], None],
 ) -> Iterator[Result]:
@@ -102,7 +102,7 @@ def _count_in(ended: Any) -> None:
     _ended = ended
 
 
-def _counted_cell(model: ClusterModel, trace: RequestTrace, options: Options) -> Result:
+def _counted_cell(model: ClusterModel, trace: LoadTrace, options: Options) -> Result:
     def add(number: int) -> None:
         with _ended.get_lock():
             _ended.value += number
@@ -112,7 +112,7 @@ def _counted_cell(model: ClusterModel, trace: RequestTrace, options: Options) ->
 
 def simulate_cell(
     model: ClusterModel,
-    trace: RequestTrace,
+    trace: LoadTrace,
     options: Options,
     on_ended: Callable[[int], None] = lambda number: None,
 ) -> Result:

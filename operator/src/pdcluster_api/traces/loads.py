@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 
 from pdcluster_api.errors import InvalidTraceError
-from pdcluster_api.traces.requests import RequestTrace, TraceRequest
+from pdcluster_api.traces.requests import LoadTrace, TraceRequest
 from pdcluster_schema.faults import Fault
 
 COLUMNS = ("seconds", "requests_per_second", "input_tokens", "output_tokens")
@@ -44,7 +44,7 @@ class LoadInterval:
         return self.requests_per_second * (self.end - self.seconds)
 
 
-def drawn_requests(intervals: Sequence[LoadInterval], seed: str) -> RequestTrace:
+def drawn_requests(intervals: Sequence[LoadInterval], seed: str) -> LoadTrace:
     """Poisson arrivals of each interval, with its lengths.  Raises InvalidTraceError."""
     expected = sum(each.num_requests for each in intervals)
     if expected > MAX_REQUESTS:
@@ -62,7 +62,7 @@ def drawn_requests(intervals: Sequence[LoadInterval], seed: str) -> RequestTrace
     if not found:
         fix = "raise requests_per_second, or the time between the rows"
         raise InvalidTraceError([Fault(_WHOLE_FILE, "has no request", fix)])
-    return RequestTrace(found, ends=tuple(each.end for each in intervals))
+    return LoadTrace(found, ends=tuple(each.end for each in intervals))
 
 
 def read_loads(path: Path) -> list[LoadInterval]:

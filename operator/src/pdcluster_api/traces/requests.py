@@ -28,7 +28,7 @@ class TraceRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestTrace:
+class LoadTrace:
     """Requests by their time.
 
     block_tokens: of a hash id; 0 = without
@@ -48,12 +48,12 @@ class RequestTrace:
     def has_priorities(self) -> bool:
         return any(each.priority for each in self.requests)
 
-    def part(self, number: int, of: int) -> "RequestTrace":
+    def part(self, number: int, of: int) -> "LoadTrace":
         """Every `of`-th request, as a gateway hands them out in turn."""
-        return RequestTrace(self.requests[number::of], self.block_tokens, self.ends)
+        return LoadTrace(self.requests[number::of], self.block_tokens, self.ends)
 
 
-def read_requests(path: Path, block_tokens: int = 512) -> RequestTrace:
+def read_requests(path: Path, block_tokens: int = 512) -> LoadTrace:
     """A file of JSON lines by the names of Mooncake's traces.
 
     timestamp: milliseconds; input_length, output_length: tokens; hash_ids: optional, of blocks of
@@ -81,7 +81,7 @@ def read_requests(path: Path, block_tokens: int = 512) -> RequestTrace:
         raise InvalidTraceError(faults[:_MAX_FAULTS])
     shifted = [_shifted(each, first) for each in requests] if first else requests
     has_ids = any(each.hash_ids for each in requests)
-    return RequestTrace(shifted, block_tokens if has_ids else 0)
+    return LoadTrace(shifted, block_tokens if has_ids else 0)
 
 
 def _time_fault(line: int, seconds: float, before: float, first: float) -> Fault | None:

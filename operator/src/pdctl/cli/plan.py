@@ -37,6 +37,7 @@ from pdctl.cli.plan_slo import SloOptions, plan_for_objective
 from pdctl.cli.table import WIDTH, table
 from pdctl.preview.differences import identity_faults
 from pdctl.preview.preview import Effect, Preview, preview, preview_of_files
+from pdctl.sizing.profiles import slo_fault
 
 _MAX_VALUE = 24  # characters of a value in the table
 _STRATEGIES = {
@@ -239,6 +240,9 @@ def plan_command(
     itl: slo_options.Itl = None,
     percentile: slo_options.Percentile = None,
     price: slo_options.Price = None,
+    trace: slo_options.Trace = None,
+    rate_percentile: slo_options.RatePercentile = None,
+    trace_block_tokens: slo_options.TraceBlockTokens = 512,
     engine: Annotated[slo_options.Engine, typer.Option(help="with --slo")] = "vllm",
     out: slo_options.Out = None,
     plot: Plot = None,
@@ -252,14 +256,12 @@ def plan_command(
     """
     options = SloOptions(
         *(model, gpu, input_tokens, output_tokens, ttft, itl, percentile, price),
-        *(engine, out, plot, as_json),
+        *(trace, rate_percentile, trace_block_tokens, engine, out, plot, as_json),
     )
-    with reported():
+    with reported(trace=trace or ""):
         if slo:
             if file or against:
-                raise StartError(
-                    "--slo: plans without a file; leave out -f and --against", exit_code=2
-                )
+                raise slo_fault("--slo: plans without a file; leave out -f and --against")
             plan_for_objective(options)
             return
         if given := list(options.given()):

@@ -8,7 +8,7 @@ from pathlib import Path
 from pdcluster_api.errors import StartError
 from pdcluster_api.plan.autoscale.pools import worker_weight
 from pdcluster_api.traces.loads import drawn_requests, read_loads
-from pdcluster_api.traces.requests import RequestTrace, read_requests
+from pdcluster_api.traces.requests import LoadTrace, read_requests
 from pdcluster_schema.accelerators import accelerators
 from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.pdcluster import PDClusterSpec
@@ -18,8 +18,9 @@ from pdcluster_schema.workload import PoolKey
 from pdcluster_simulator.step_model import FORMAT, StepModel, read_step_model
 from pdctl.simulation.speeds import ESTIMATED, Speeds
 from pdctl.sizing import tables
+from pdctl.sizing.objective import Objective
+from pdctl.sizing.profile import EngineProfile, RankLayout
 from pdctl.sizing.roofline import can_estimate, roofline_profile, sequence_kv_bytes
-from pdctl.sizing.search import EngineProfile, Objective, RankLayout
 from pdctl.sizing.shape import read_shape
 
 # Two profiles of one engine, whose difference is what attention takes.
@@ -32,7 +33,7 @@ _EXPERT_PARALLEL = ("enable-expert-parallel", "ep-size", "expert-parallel-size")
 _AT_ONCE = 1e15  # bytes a second
 
 
-def read_trace(path: Path, seed: str, block_tokens: int) -> RequestTrace:
+def read_trace(path: Path, seed: str, block_tokens: int) -> LoadTrace:
     """Single requests of a file of JSON lines, or drawn from the loads of one of CSV.
 
     Raises InvalidTraceError.

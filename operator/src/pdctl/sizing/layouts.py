@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pdctl.sizing.search import RankLayout
+from pdctl.sizing.profile import RankLayout
 from pdctl.sizing.shape import TransformerShape
 
 _SIZES = (1, 2, 4, 8)

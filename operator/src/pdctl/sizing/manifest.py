@@ -10,7 +10,8 @@ import yaml
 
 from pdcluster_schema.latency import LATENCY_BUCKETS
 from pdcluster_schema.pdcluster import KIND
-from pdctl.sizing.search import Objective, Placement, PlannedRole, SearchInput
+from pdctl.sizing.objective import Objective
+from pdctl.sizing.search import Placement, PlannedRole, SearchInput
 from pdctl.sizing.tables import MEMORY_SHARE
 from pdctl.sizing.waiting import streams_at
 
@@ -63,7 +64,8 @@ def manifest_of(model: PlannedModel, plan: Placement, given: SearchInput) -> dic
         spec["accelerators"] = {gpu: {"pricePerHour": price} for gpu, price in prices.items()}
     if plan.kind == "split":
         # the plan computes its own prompts on prefill workers, whatever a decode step would bear
-        length = min(break_even_tokens(plan.roles[1], goal.itl_seconds), goal.input_tokens - 1)
+        short = goal.lengths.short if goal.lengths else goal.input_tokens
+        length = max(0, min(break_even_tokens(plan.roles[1], goal.itl_seconds), short - 1))
         spec["routing"] = {"offload": {"prefillLengthThreshold": length}}
     else:
         spec["routing"] = {"decodeScore": {"policy": "leastRequest"}}
@@ -82,7 +84,7 @@ def _max_model_len(model: PlannedModel, plan: Placement, goal: Objective) -> int
     if not model.max_length:
         return 0
     held = min(role.profile.kv_tokens for role in plan.roles)
-    return max(min(model.max_length, held), goal.input_tokens + goal.output_tokens)
+    return max(min(model.max_length, held), goal.longest_tokens)
 
 
 def break_even_tokens(decode: PlannedRole, itl_seconds: float) -> int:

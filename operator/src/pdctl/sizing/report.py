@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pdctl.figures import Curve, Panel, draw_curves
-from pdctl.sizing.search import Kind, Objective, Placement, SearchInput, best, front
+from pdctl.sizing.objective import Objective
+from pdctl.sizing.search import Kind, Placement, SearchInput, best, front
+from pdctl.sizing.trace_report import PlannedTrace, trace_json, trace_lines
 
 _SHOWN = 5
 _ERROR = 0.3  # up to it a split differs from AIConfigurator's: bench/planning.py
@@ -25,6 +27,7 @@ class PlanReport:
     notes: Sequence[str]
     sources: Sequence[str]
     can_split: bool = True
+    trace: PlannedTrace | None = None
 
     @property
     def chosen(self) -> list[Placement]:
@@ -47,9 +50,10 @@ Rows = tuple[Sequence[str], list[Sequence[str]]]
 
 
 def objective_text(goal: Objective) -> str:
+    each = " in the mean" if goal.lengths else ""
     what = "means" if goal.percentile is None else f"p{goal.percentile:g}"
     return (
-        f"{goal.input_tokens} tokens in, {goal.output_tokens} out, {what} of TTFT <= "
+        f"{goal.input_tokens} tokens in, {goal.output_tokens} out{each}, {what} of TTFT <= "
         f"{goal.ttft_seconds:g} s and ITL <= {goal.itl_seconds:g} s"
     )
 
@@ -181,9 +185,19 @@ def plan_lines(report: PlanReport, tables: Sequence[str]) -> list[str]:
     at_hand = ", ".join(f"{number} {gpu}" for gpu, number in report.given.gpus.items())
     lines = [f"{report.model} on {at_hand}: {objective_text(goal)}", "", *tables, ""]
     marks = [f"!: {text}." for text in report.warnings]
-    texts = [split_text(report), *marks, _method_text(report), *source_lines(report)]
+    texts = [
+        *trace_texts(report),
+        split_text(report),
+        *marks,
+        _method_text(report),
+        *source_lines(report),
+    ]
     texts += report.notes
     return [*lines, *(line for text in texts for line in textwrap.wrap(text, 100))]
+
+
+def trace_texts(report: PlanReport) -> list[str]:
+    return [] if report.trace is None else list(trace_lines(report.trace, report.given))
 
 
 def _method_text(report: PlanReport) -> str:
@@ -191,9 +205,9 @@ def _method_text(report: PlanReport) -> str:
     goal = given.objective
     links = ", ".join(f"{gpu} {rate / 1e9:g} GB/s" for gpu, rate in given.links.items())
     text = (
-        f"TTFT has the wait for prefill (M/D/n) and, in a split, {given.prompt_kv_bytes / 1e6:.0f} "
-        f"MB of KV for each GPU of the narrower rank at the slower link of both types ({links}); "
-        "ITL is "
+        f"TTFT has the wait for prefill ({'M/G/n' if goal.lengths else 'M/D/n'}) and, in a split, "
+        f"{given.prompt_kv_bytes / 1e6:.0f} MB of KV for each GPU of the narrower rank at the "
+        f"slower link of both types ({links}); ITL is "
     )
     if goal.percentile is None:
         return text + "the mean step. Both are means: --percentile plans for one."
@@ -201,10 +215,11 @@ def _method_text(report: PlanReport) -> str:
 
 
 def plan_json(report: PlanReport, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    prices = report.given.prices
+    prices, goal = report.given.prices, report.given.objective
     return {
         "model": report.model,
-        "objective": vars(report.given.objective),
+        "objective": {name: value for name, value in vars(goal).items() if name != "lengths"},
+        "trace": None if report.trace is None else trace_json(report.trace, report.given),
         "gpus": dict(report.given.gpus),
         "is_estimate": True,
         "sources": list(report.sources),

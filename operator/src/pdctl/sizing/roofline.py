@@ -7,7 +7,8 @@ below.  Communication between ranks and the host's work are in the shares, and n
 from dataclasses import dataclass
 
 from pdcluster_schema.accelerators import Accelerator
-from pdctl.sizing.search import EngineProfile, Objective, RankLayout
+from pdctl.sizing.objective import Objective
+from pdctl.sizing.profile import EngineProfile, RankLayout, prompt_scatter
 from pdctl.sizing.shape import TransformerShape
 from pdctl.sizing.tables import BUDGETS, MAX_PROMPT_TOKENS, MEMORY_SHARE, PROMPTS, STREAMS
 
@@ -48,11 +49,11 @@ def roofline_profile(
         COMPUTE_SHARE * _operations(accelerator, shape) * layout.gpus,
         READ_SHARE * read * layout.gpus,
     )
-    tokens = goal.input_tokens + goal.output_tokens
+    tokens = sum(goal.stream)
     kv_tokens = _kv_tokens(memory, layout, shape, tokens)
-    if kv_tokens < tokens:
+    if kv_tokens < goal.longest_tokens:
         return None
-    context_bytes = sequence_kv_bytes(shape, goal.input_tokens + goal.output_tokens // 2)
+    context_bytes = sequence_kv_bytes(shape, goal.stream[0] + goal.stream[1] // 2)
     ranks = layout.data
 
     def seconds(prompt_tokens: float, streams: int) -> float:
@@ -62,16 +63,19 @@ def roofline_profile(
         moved += ranks * streams * context_bytes
         return max(operations / rates.operations, moved / rates.read)
 
+    scatter = prompt_scatter(goal, kv_tokens, lambda prompt, cached: seconds(prompt - cached, 0))
+    computed = goal.input_tokens - scatter.cached_tokens
     streams = [n for n in STREAMS if n * tokens <= kv_tokens]
     prompts = [n for n in PROMPTS if n == 1 or n * goal.input_tokens <= MAX_PROMPT_TOKENS]
     return EngineProfile(
         gpu=gpu,
         layout=layout,
-        prefill={n: seconds(n * goal.input_tokens, 0) for n in prompts},
+        prefill={n: seconds(n * computed, 0) + n * scatter.uneven_seconds for n in prompts},
         decode={n: seconds(0, n) for n in streams},
         mixed={(budget, n): seconds(budget - n, n) for budget in BUDGETS for n in streams},
         kv_tokens=kv_tokens,
         source=SOURCE,
+        scatter=scatter,
     )
 
 

@@ -1,82 +1,15 @@
 """The search: profiles of engines in, placements within an objective out.  Pure."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Literal
 
-from pdctl.sizing.waiting import max_utilization, streams_at, wait_seconds
+from pdctl.sizing.objective import LoadWindow, Objective, OfferedLoad
+from pdctl.sizing.profile import EngineProfile
+from pdctl.sizing.waiting import MAX_UTILIZATION, max_utilization, streams_at, wait_seconds
 
 Kind = Literal["aggregated", "split"]
-
-
-@dataclass(frozen=True)
-class Objective:
-    """input_tokens, output_tokens: of a request; percentile: of both latencies, None = means."""
-
-    input_tokens: int
-    output_tokens: int
-    ttft_seconds: float
-    itl_seconds: float
-    percentile: float | None = None
-
-    @property
-    def steps(self) -> int:
-        """Decode steps of a request, whose first token comes from its prefill."""
-        return max(1, self.output_tokens - 1)
-
-
-@dataclass(frozen=True, order=True)
-class RankLayout:
-    """Ranks of one worker; is_expert_parallel: experts are spread over all of them."""
-
-    tensor: int = 1
-    data: int = 1
-    is_expert_parallel: bool = False
-
-    @property
-    def gpus(self) -> int:
-        return self.tensor * self.data
-
-    def __str__(self) -> str:
-        """
-        >>> print(RankLayout(4), RankLayout(1, 8, True))
-        TP4 DP8 EP8
-        """
-        names = [("TP", self.tensor), ("DP", self.data)]
-        words = [f"{name}{size}" for name, size in names if size > 1]
-        if self.is_expert_parallel:
-            words.append(f"EP{self.gpus}")
-        return " ".join(words) or "TP1"
-
-
-@dataclass(frozen=True)
-class EngineProfile:
-    """Seconds of steps of one worker; sizes are of one data-parallel rank.
-
-    prefill: by prompts at once; decode: by streams; mixed: by (maxBatchedTokens, streams), of a
-    step whose chunk fills what the streams leave.  kv_tokens: what a rank's KV cache holds.
-    warning: why the seconds are wrong, empty where nothing is known.
-    """
-
-    gpu: str
-    layout: RankLayout
-    prefill: Mapping[int, float]
-    decode: Mapping[int, float]
-    mixed: Mapping[tuple[int, int], float]
-    kv_tokens: int
-    source: str
-    warning: str = ""
-
-    def decode_seconds(self, streams: float) -> float:
-        """Between two numbers of streams on a line, and beyond the last on its continuation."""
-        known = sorted(self.decode)
-        if len(known) < 2 or streams <= known[0]:
-            return self.decode[known[0]]
-        pairs = list(pairwise(known))
-        low, high = next((pair for pair in pairs if streams <= pair[1]), pairs[-1])
-        slope = (self.decode[high] - self.decode[low]) / (high - low)
-        return self.decode[low] + slope * (streams - low)
 
 
 @dataclass(frozen=True)
@@ -151,13 +84,16 @@ class Placement:
 
 @dataclass(frozen=True)
 class SearchInput:
-    """gpus: at hand, by type; links: bytes per second of one GPU; prompt_kv_bytes: of a prompt."""
+    """gpus: at hand, by type; links: bytes per second of one GPU; prompt_kv_bytes: of the prompt
+    that TTFT is of; demand: that a fleet holds with the fewest, None = all GPUs at hand.
+    """
 
     objective: Objective
     gpus: Mapping[str, int]
     links: Mapping[str, float]
     prompt_kv_bytes: float
     prices: Mapping[str, float] = field(default_factory=dict)
+    demand: OfferedLoad | None = None
 
 
 def placements(
@@ -206,40 +142,107 @@ def fastest(profiles: Sequence[EngineProfile]) -> tuple[float, float]:
     )
 
 
+@dataclass(frozen=True)
+class _MixedWorker:
+    """A rank with so many streams: its steps, and how often one carries a chunk of a prompt.
+
+    chunks: of the mean prompt; long_seconds: that the prompt of TTFT takes more
+    """
+
+    profile: EngineProfile
+    streams: int
+    budget: int
+    chunks: float
+    mixed_seconds: float
+    plain_seconds: float
+    share: float
+    long_seconds: float
+
+    @property
+    def mean_seconds(self) -> float:
+        return self.share * self.mixed_seconds + (1.0 - self.share) * self.plain_seconds
+
+    @property
+    def prefill_seconds(self) -> float:
+        return self.chunks * self.mixed_seconds
+
+    def itl_seconds(self, percentile: float | None) -> float:
+        if percentile is None:
+            return self.mean_seconds
+        return self.plain_seconds if self.share <= 1.0 - percentile / 100.0 else self.mixed_seconds
+
+    def busy(self, window: LoadWindow, steps: int) -> float:
+        """Ranks that a load needs: they decode in each step, and some steps carry a chunk."""
+        chunked = self.chunks * (self.mixed_seconds - self.plain_seconds) * window.prompts
+        decoded = steps / self.streams * self.plain_seconds * window.answers
+        return max(chunked + decoded, self.prefill_seconds * window.prompts)
+
+
+def _mixed_worker(
+    profile: EngineProfile, budget: int, streams: int, goal: Objective
+) -> _MixedWorker | None:
+    """None where its prompts need all steps, or its streams more KV than there is."""
+    chunk, scatter = budget - streams, profile.scatter
+    if chunk < 1 or streams * sum(goal.stream) > profile.kv_tokens:
+        return None
+    tokens = goal.input_tokens - scatter.cached_tokens
+    chunks = tokens / chunk
+    share = streams * chunks / goal.steps
+    if share >= 1.0:
+        return None
+    plain = profile.decode_seconds(streams)
+    mixed = profile.mixed[budget, streams] + scatter.uneven_seconds / chunks
+    # a long prompt has more chunks, and attends to more in each than the mean one
+    attended = scatter.long_seconds - scatter.long_tokens / tokens * min(profile.prefill.values())
+    more = max(1.0, chunks + scatter.long_tokens / chunk) - max(1.0, chunks)
+    long = more * mixed + max(0.0, attended)
+    return _MixedWorker(profile, streams, budget, chunks, mixed, plain, share, long)
+
+
 def _aggregated(profile: EngineProfile, given: SearchInput) -> Iterator[Placement]:
     """Each step decodes for all streams; as many steps as the prompts need carry a chunk, too."""
-    goal, layout = given.objective, profile.layout
-    workers = given.gpus[profile.gpu] // layout.gpus
-    tokens = goal.input_tokens + goal.output_tokens
-    for (budget, streams), mixed in profile.mixed.items():
-        chunk = budget - streams
-        if workers < 1 or chunk < 1 or streams * tokens > profile.kv_tokens:
+    goal = given.objective
+    for budget, streams in profile.mixed:
+        worker = _mixed_worker(profile, budget, streams, goal)
+        if worker is None:
             continue
-        chunks = goal.input_tokens / chunk
-        share = streams * chunks / goal.steps
-        if share >= 1.0:
-            continue
-        plain = profile.decode_seconds(streams)
-        mean = share * mixed + (1.0 - share) * plain
-        rare = goal.percentile is not None and share <= 1.0 - goal.percentile / 100.0
-        itl = mean if goal.percentile is None else plain if rare else mixed
-        utilization = share * mixed / mean
-        servers = workers * layout.data
-        if utilization > 1.0:
-            continue
-        wait = wait_seconds(chunks * mixed, servers, min(utilization, 0.999), goal.percentile)
-        ttft = max(1.0, chunks) * mixed + wait
-        if ttft > goal.ttft_seconds:
-            continue
-        rate = servers * streams / (goal.steps * mean)
-        role = PlannedRole("mixed", profile, workers, streams, budget)
-        yield Placement(
-            "aggregated", (role,), rate, ttft, itl, mean, utilization, goal.output_tokens
-        )
+        itl = worker.itl_seconds(goal.percentile)
+        for workers, rate, used in _mixed_fleets(worker, given):
+            servers = workers * profile.layout.data
+            service = worker.prefill_seconds
+            spread = profile.scatter.variation
+            wait = wait_seconds(service, servers, min(used, 0.999), goal.percentile, spread)
+            ttft = max(1.0, worker.chunks) * worker.mixed_seconds + worker.long_seconds + wait
+            if ttft > goal.ttft_seconds:
+                continue
+            role = PlannedRole("mixed", profile, workers, streams, budget)
+            mean, tokens = worker.mean_seconds, goal.output_tokens
+            yield Placement("aggregated", (role,), rate, ttft, itl, mean, used, tokens)
+            break
+
+
+def _mixed_fleets(worker: _MixedWorker, given: SearchInput) -> Iterator[tuple[int, float, float]]:
+    """Workers, their requests per second and their utilization by prompts; fewest workers first."""
+    layout, steps = worker.profile.layout, given.objective.steps
+    most = given.gpus[worker.profile.gpu] // layout.gpus
+    if given.demand is None:
+        used = worker.share * worker.mixed_seconds / worker.mean_seconds
+        rate = most * layout.data * worker.streams / (steps * worker.mean_seconds)
+        if most and used <= 1.0:
+            yield most, rate, used
+        return
+    busy = given.demand.at(lambda window: worker.busy(window, steps))
+    prompts = worker.prefill_seconds * given.demand.prompts
+    for workers in range(max(1, math.ceil(busy / layout.data)), most + 1):
+        used = prompts / (workers * layout.data)
+        if used <= MAX_UTILIZATION:
+            yield workers, given.demand.requests_per_second, used
 
 
 @dataclass(frozen=True)
 class _Prefill:
+    """rate: the most in requests per second; utilization: at it, or at the demand."""
+
     role: PlannedRole
     rate: float
     ttft_seconds: float
@@ -266,25 +269,34 @@ def _prefills(
     """
     goal, (gpu, width) = given.objective, decode
     chosen: dict[tuple[str, int], _Prefill] = {}
+    needed = given.demand.prompts if given.demand else 0.0
     for profile in profiles:
-        gpus = profile.layout.gpus
+        gpus, scatter = profile.layout.gpus, profile.scatter
         link = min(given.links[profile.gpu], given.links[gpu])
         transfer = given.prompt_kv_bytes / (link * min(profile.layout.tensor, width))
         for prompts, seconds in profile.prefill.items():
-            if prompts * goal.input_tokens > profile.kv_tokens:
+            if prompts * goal.input_tokens + scatter.long_tokens > profile.kv_tokens:
                 continue
+            spread = scatter.variation / prompts
             for workers in range(1, given.gpus[profile.gpu] // gpus + 1):
-                servers, fixed = workers * profile.layout.data, seconds + transfer
-                left = goal.ttft_seconds - fixed
-                used = max_utilization(seconds, servers, left, goal.percentile)
+                servers, fixed = workers * profile.layout.data, seconds + scatter.long_seconds
+                left = goal.ttft_seconds - fixed - transfer
+                used = max_utilization(seconds, servers, left, goal.percentile, spread)
                 rate = used * servers * prompts / seconds
                 key = (profile.gpu, workers * gpus)
-                if used > 0.0 and (key not in chosen or rate > chosen[key].rate):
-                    wait = wait_seconds(seconds, servers, used, goal.percentile)
-                    budget = max(2048, -(-prompts * goal.input_tokens // 1024) * 1024)
-                    role = PlannedRole("prefill", profile, workers, prompts, budget)
-                    chosen[key] = _Prefill(role, rate, fixed + wait, used, transfer)
+                if used > 0.0 and rate >= needed and not _is_slower(rate, chosen.get(key)):
+                    used *= needed / rate if needed else 1.0
+                    wait = wait_seconds(seconds, servers, used, goal.percentile, spread)
+                    tokens = prompts * goal.input_tokens
+                    role = PlannedRole(
+                        "prefill", profile, workers, prompts, max(2048, -(-tokens // 1024) * 1024)
+                    )
+                    chosen[key] = _Prefill(role, rate, fixed + transfer + wait, used, transfer)
     return list(chosen.values())
+
+
+def _is_slower(rate: float, than: _Prefill | None) -> bool:
+    return than is not None and rate <= than.rate
 
 
 @dataclass(frozen=True)
@@ -302,7 +314,7 @@ def _decode(profile: EngineProfile, streams: int, given: SearchInput) -> _Decode
     """None where the streams do not fit into the KV cache."""
     goal = given.objective
     most = streams_at(streams, goal.percentile)
-    if most * (goal.input_tokens + goal.output_tokens) > profile.kv_tokens:
+    if most * sum(goal.stream) > profile.kv_tokens:
         return None
     mean = profile.decode[streams]
     rate = profile.layout.data * streams / (goal.steps * mean)
@@ -313,22 +325,28 @@ def _matched(
     prefills: Iterable[_Prefill], decode: _Decode, given: SearchInput
 ) -> Iterator[Placement]:
     """Each prefill with as many decode workers as it feeds, or as there are GPUs for."""
-    profile, goal = decode.profile, given.objective
+    profile, demand = decode.profile, given.demand
     for prefill in prefills:
         taken = prefill.role.gpus if prefill.role.profile.gpu == profile.gpu else 0
         free = (given.gpus[profile.gpu] - taken) // profile.layout.gpus
-        whole = int(prefill.rate / decode.rate)
-        for workers in {min(free, whole), min(free, whole + 1)} - {0}:
+        if demand is None:
+            whole = int(prefill.rate / decode.rate)
+            counts = {min(free, whole), min(free, whole + 1)} - {0}
+        else:
+            needed = max(1, math.ceil(demand.answers / decode.rate))
+            counts = {needed} if needed <= free else set()
+        for workers in counts:
             rate = min(prefill.rate, workers * decode.rate)
+            share = rate / prefill.rate if demand is None else 1.0
             role = PlannedRole("decode", profile, workers, decode.streams, 2048)
             yield Placement(
                 "split",
                 (prefill.role, role),
-                rate,
+                rate if demand is None else demand.requests_per_second,
                 prefill.ttft_seconds,
                 decode.itl_seconds,
                 decode.mean_itl_seconds,
-                prefill.utilization * rate / prefill.rate,
-                goal.output_tokens,
+                prefill.utilization * share,
+                given.objective.output_tokens,
                 prefill.transfer_seconds,
             )

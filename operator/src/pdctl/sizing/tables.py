@@ -8,13 +8,14 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pdcluster_schema.text import shortened
-from pdctl.sizing.search import EngineProfile, Objective, RankLayout
+from pdctl.sizing.objective import Objective
+from pdctl.sizing.profile import EngineProfile, PromptScatter, RankLayout, prompt_scatter
 from pdctl.sizing.shape import TransformerShape, read_shape, shape_of
 
 PACKAGE = "aiconfigurator-core"
@@ -140,6 +141,7 @@ class SiliconTables:
                 goal = target.objective
                 handle.predict_prefill_latency(1, goal.input_tokens)
                 handle.decode_step_latency(1, goal.input_tokens, max(2, goal.output_tokens))
+                scatter = prompt_scatter(goal, kv_tokens, partial(_prompt_seconds, handle))
                 self._measure(handle, target)
             except errors as e:
                 fault = _first_line(e)
@@ -149,7 +151,7 @@ class SiliconTables:
                 continue
             if modes:
                 self._note("no attention in FP8, so it is taken in BF16", target)
-            return self._filled(handle, target, kv_tokens)
+            return self._filled(handle, target, kv_tokens, scatter)
         self._note(fault, target)
         return None
 
@@ -194,18 +196,21 @@ class SiliconTables:
             **modes,
         )
         goal, shape = target.objective, self.shape
-        if estimate["total_kv_size_tokens"] < goal.input_tokens + goal.output_tokens:
+        if estimate["total_kv_size_tokens"] < goal.longest_tokens:
             raise ValueError("no KV budget for one request")
         of_rank = float(estimate["kv_size_per_token_bytes"])
         self.kv_bytes = max(self.kv_bytes, of_rank / shape.kv.share(target.layout.tensor))
         return int(estimate["total_kv_size_tokens"])
 
-    def _filled(self, handle: Any, target: _Target, kv_tokens: int) -> EngineProfile:
-        goal = target.objective
-        lengths = (goal.input_tokens, max(2, goal.output_tokens))
+    def _filled(
+        self, handle: Any, target: _Target, kv_tokens: int, scatter: PromptScatter
+    ) -> EngineProfile:
+        goal, cached = target.objective, round(scatter.cached_tokens)
+        lengths = (goal.stream[0], max(2, goal.stream[1]))
 
         def prefill(prompts: int) -> float:
-            return float(handle.predict_prefill_latency(prompts, goal.input_tokens))
+            mean = float(handle.predict_prefill_latency(prompts, goal.input_tokens, cached))
+            return mean + 1e3 * prompts * scatter.uneven_seconds
 
         def decode(streams: int) -> float:
             return float(handle.decode_step_latency(streams, *lengths))
@@ -214,8 +219,7 @@ class SiliconTables:
             return float(handle.mixed_step_latency(key[0] - key[1], key[1], *lengths))
 
         counts = [n for n in PROMPTS if n == 1 or n * goal.input_tokens <= MAX_PROMPT_TOKENS]
-        tokens = goal.input_tokens + goal.output_tokens
-        streams = [n for n in STREAMS if n == 1 or n * tokens <= kv_tokens]
+        streams = [n for n in STREAMS if n == 1 or n * sum(goal.stream) <= kv_tokens]
         both = [(budget, n) for budget in BUDGETS for n in streams]
         engine = f"{self.engine} {self._database(target.gpu).version}"
         return EngineProfile(
@@ -227,6 +231,7 @@ class SiliconTables:
             kv_tokens=kv_tokens,
             source=source_name(engine, SYSTEMS[target.gpu]),
             warning=_BLOCK_FP8 if self.shape.is_block_fp8 and target.gpu in _BLACKWELL else "",
+            scatter=scatter,
         )
 
     def _points(
@@ -249,6 +254,10 @@ class SiliconTables:
             share = sum(each[1] for each in operations if each[3] == "silicon") / total
             name = f"{target.gpu} {role}"
             self.measured[name] = min(share, self.measured.get(name, 1.0))
+
+
+def _prompt_seconds(handle: Any, tokens: int, cached: int) -> float:
+    return float(handle.predict_prefill_latency(1, tokens, cached)) / 1e3
 
 
 def _package_errors() -> tuple[type[Exception], ...]:

@@ -2,9 +2,10 @@
 
 Tables of kernels give means of a step.  Queues add the rest, under Poisson arrivals:
 
-- prompts wait as in M/D/n: with Erlang's C the probability that one waits, and S the time of a
-  prefill at n workers of utilization rho, a wait is over t with probability
-  C exp(-2 n (1 - rho) t / S), so its mean is C S / (2 n (1 - rho)), exact for n = 1;
+- prompts wait as in M/G/n: with Erlang's C the probability that one waits, S the mean time of a
+  prefill at n workers of utilization rho, and V its variance by S squared (0 for equal prompts), a
+  wait is over t with probability C exp(-2 n (1 - rho) t / (S (1 + V))), so its mean is
+  C S (1 + V) / (2 n (1 - rho)), exact for n = 1;
 - the streams of a decode worker are Poisson around their mean.
 """
 
@@ -28,15 +29,19 @@ def probability_of_wait(servers: int, utilization: float) -> float:
 
 
 def wait_seconds(
-    service_seconds: float, servers: int, utilization: float, percentile: float | None
+    service_seconds: float,
+    servers: int,
+    utilization: float,
+    percentile: float | None,
+    variation: float = 0.0,
 ) -> float:
-    """percentile: in per cent; None = the mean.
+    """percentile: in per cent; None = the mean; variation: V.
 
     >>> round(wait_seconds(1.0, 1, 0.5, None), 3), round(wait_seconds(1.0, 1, 0.5, 90.0), 3)
     (0.5, 1.609)
     """
     waits = probability_of_wait(servers, utilization)
-    scale = service_seconds / (2.0 * servers * (1.0 - utilization))
+    scale = service_seconds * (1.0 + variation) / (2.0 * servers * (1.0 - utilization))
     if percentile is None:
         return waits * scale
     share = 1.0 - percentile / 100.0
@@ -44,17 +49,21 @@ def wait_seconds(
 
 
 def max_utilization(
-    service_seconds: float, servers: int, limit_seconds: float, percentile: float | None
+    service_seconds: float,
+    servers: int,
+    limit_seconds: float,
+    percentile: float | None,
+    variation: float = 0.0,
 ) -> float:
     """Greatest utilization whose wait is within the limit; 0 = none."""
     if limit_seconds < 0.0:
         return 0.0
     low, high = 0.0, MAX_UTILIZATION
-    if wait_seconds(service_seconds, servers, high, percentile) <= limit_seconds:
+    if wait_seconds(service_seconds, servers, high, percentile, variation) <= limit_seconds:
         return high
     for _ in range(_STEPS):
         middle = (low + high) / 2.0
-        if wait_seconds(service_seconds, servers, middle, percentile) <= limit_seconds:
+        if wait_seconds(service_seconds, servers, middle, percentile, variation) <= limit_seconds:
             low = middle
         else:
             high = middle

@@ -171,7 +171,11 @@ def test_sglang_is_planned_aggregated_for_its_workers_move_no_kv(folder):
             ["--price", "B200=1", "--price", "B200=2"],
             "--price B200: is given twice, 1 and 2; give one of them",
         ),
-        (["--input", "100000000"], "--input: no worker holds the weights, 16 GB, and the KV of"),
+        (
+            ["--input", "131000"],
+            "--input and --output: together have 131200 tokens, and the model takes 131072 "
+            "(max_position_embeddings); give fewer, or plan a model with a longer context",
+        ),
         (["--gpu", "B200"], "--gpu B200: write TYPE=NUMBER, as in B200=8"),
         (["--price", "B200=0"], "--price B200=0: give a price above 0, or leave it out"),
         (["--price", "B200=-1"], "--price B200=-1: give a price above 0"),
@@ -192,6 +196,14 @@ def test_bad_input_is_answered_with_what_works(folder, changed, sentence):
     done = plan("--model", folder, "--gpu", "B200=8", *GOAL, *changed)
     assert done.exit_code == 2
     assert sentence in done.stderr
+
+
+@pytest.mark.usefixtures("_without_tables")
+def test_a_request_whose_kv_fits_no_worker_is_refused(folder):
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"max_position_embeddings": 10**9}))
+    done = plan("--model", folder, "--gpu", "B200=8", *GOAL, "--input", "100000000")
+    assert done.exit_code == 2
+    assert "--input: no worker holds the weights, 16 GB, and the KV of" in done.stderr
 
 
 @pytest.mark.usefixtures("_without_tables")

@@ -3,7 +3,8 @@
 import pytest
 
 from pdctl.sizing import tables
-from pdctl.sizing.search import Objective, RankLayout
+from pdctl.sizing.objective import Objective
+from pdctl.sizing.profile import RankLayout
 
 GOAL = Objective(1000, 100, 1.0, 0.05)
 
@@ -17,7 +18,7 @@ class _Handle:
             raise ValueError(f"no data of {name}")
         return 1.0
 
-    def predict_prefill_latency(self, prompts: int, length: int) -> float:
+    def predict_prefill_latency(self, prompts: int, length: int, cached: int = 0) -> float:
         return self._taken("prefill")
 
     def decode_step_latency(self, streams: int, *lengths: int) -> float:

@@ -6,16 +6,9 @@ from dataclasses import replace
 import pytest
 
 from pdctl.sizing.manifest import PlannedModel, break_even_tokens, manifest_of
-from pdctl.sizing.search import (
-    EngineProfile,
-    Objective,
-    PlannedRole,
-    RankLayout,
-    SearchInput,
-    best,
-    front,
-    placements,
-)
+from pdctl.sizing.objective import Objective
+from pdctl.sizing.profile import EngineProfile, RankLayout
+from pdctl.sizing.search import PlannedRole, SearchInput, best, front, placements
 from pdctl.sizing.shape import shape_of
 from pdctl.sizing.waiting import MAX_UTILIZATION, max_utilization, wait_seconds
 

@@ -1,0 +1,101 @@
+"""Steps of one engine on one type of GPU: what a search and a simulation know of a worker."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pdctl.sizing.objective import Objective, binned, mean_prompt
+
+
+@dataclass(frozen=True, order=True)
+class RankLayout:
+    """Ranks of one worker; is_expert_parallel: experts are spread over all of them."""
+
+    tensor: int = 1
+    data: int = 1
+    is_expert_parallel: bool = False
+
+    @property
+    def gpus(self) -> int:
+        return self.tensor * self.data
+
+    def __str__(self) -> str:
+        """
+        >>> print(RankLayout(4), RankLayout(1, 8, True))
+        TP4 DP8 EP8
+        """
+        names = [("TP", self.tensor), ("DP", self.data)]
+        words = [f"{name}{size}" for name, size in names if size > 1]
+        if self.is_expert_parallel:
+            words.append(f"EP{self.gpus}")
+        return " ".join(words) or "TP1"
+
+
+@dataclass(frozen=True)
+class PromptScatter:
+    """Prompts that are not all equal, beside the mean one.
+
+    cached_tokens:  of the mean prompt, which a prefix cache has
+    uneven_seconds: that a prefill takes more in the mean than that of the mean prompt
+    long_tokens:    that the prompt of TTFT has more to compute; long_seconds: that it takes more
+    variation:      of the seconds of a prefill: their variance by their mean squared
+    """
+
+    cached_tokens: float = 0.0
+    uneven_seconds: float = 0.0
+    long_tokens: float = 0.0
+    long_seconds: float = 0.0
+    variation: float = 0.0
+
+
+def prompt_scatter(
+    goal: Objective, kv_tokens: int, seconds: Callable[[int, int], float]
+) -> PromptScatter:
+    """seconds: of the prefill of one prompt, by its tokens and those of them that are cached."""
+
+    def taken(tokens: float, cached: float) -> float:
+        whole = max(1, round(tokens))
+        return seconds(whole, min(round(cached), whole - 1))
+
+    prompts = goal.prompts(kv_tokens)
+    mean, long = mean_prompt(prompts), goal.long_prompt(kv_tokens)
+    times = [(taken(each.tokens, each.cached), each.share) for each in binned(prompts)]
+    mean_seconds = sum(time * share for time, share in times)
+    variance = sum((time - mean_seconds) ** 2 * share for time, share in times)
+    return PromptScatter(
+        cached_tokens=mean.cached,
+        uneven_seconds=max(0.0, mean_seconds - taken(mean.tokens, mean.cached)),
+        long_tokens=max(0.0, long.computed - mean.computed),
+        long_seconds=max(0.0, taken(long.tokens, long.cached) - mean_seconds),
+        variation=variance / mean_seconds**2,
+    )
+
+
+@dataclass(frozen=True)
+class EngineProfile:
+    """Seconds of steps of one worker; sizes are of one data-parallel rank.
+
+    prefill: by mean prompts at once; decode: by streams; mixed: by (maxBatchedTokens, streams), of
+    a step whose chunk fills what the streams leave.  kv_tokens: what a rank's KV cache holds.
+    warning: why the seconds are wrong, empty where nothing is known.
+    """
+
+    gpu: str
+    layout: RankLayout
+    prefill: Mapping[int, float]
+    decode: Mapping[int, float]
+    mixed: Mapping[tuple[int, int], float]
+    kv_tokens: int
+    source: str
+    warning: str = ""
+    scatter: PromptScatter = PromptScatter()
+
+    def decode_seconds(self, streams: float) -> float:
+        """Between two numbers of streams on a line, and beyond the last on its continuation."""
+        known = sorted(self.decode)
+        if len(known) < 2 or streams <= known[0]:
+            return self.decode[known[0]]
+        pairs = list(pairwise(known))
+        low, high = next((pair for pair in pairs if streams <= pair[1]), pairs[-1])
+        slope = (self.decode[high] - self.decode[low]) / (high - low)
+        return self.decode[low] + slope * (streams - low)
