@@ -33,6 +33,7 @@ from pdctl.sizing.report import (
 )
 from pdctl.sizing.roofline import can_estimate
 from pdctl.sizing.search import Placement, SearchInput, best, fastest, placements
+from pdctl.sizing.several_types import joined_placements
 from pdctl.sizing.trace_report import PlannedTrace
 from pdctl.sizing.workload import TraceWorkload, read_workload
 
@@ -132,7 +133,10 @@ def plan_for_objective(options: SloOptions) -> None:
     given = SearchInput(goal, gpus, links, found.prompt_kv_bytes, prices, demand)
     _check_speed_of_light(profiles, given)
     can_split = options.engine == "vllm"
-    all_placements = placements(profiles, given, with_splits=can_split)
+    all_placements = [
+        *placements(profiles, given, with_splits=can_split),
+        *joined_placements(profiles, given, with_splits=can_split),
+    ]
     sources = list(dict.fromkeys(profile.source for profile in profiles))
     trace = None
     if workload is not None:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ def manifest_of(model: PlannedModel, plan: Placement, given: SearchInput) -> dic
             "path": model.folder,
         },
         "engine": engine,
-        "roles": {role.role: _role(role, model, given) for role in plan.roles},
+        "roles": {name: _role(parts, model, given) for name, parts in _roles(plan).items()},
         "qos": {
             "slo": {
                 "ttftMilliseconds": 1e3 * goal.ttft_seconds,
@@ -64,8 +64,10 @@ def manifest_of(model: PlannedModel, plan: Placement, given: SearchInput) -> dic
         spec["accelerators"] = {gpu: {"pricePerHour": price} for gpu, price in prices.items()}
     if plan.kind == "split":
         # the plan computes its own prompts on prefill workers, whatever a decode step would bear
+        decodes = _roles(plan)["decode"]
+        bearable = min(break_even_tokens(role, goal.itl_seconds) for role in decodes)
         short = goal.lengths.short if goal.lengths else goal.input_tokens
-        length = max(0, min(break_even_tokens(plan.roles[1], goal.itl_seconds), short - 1))
+        length = max(0, min(bearable, short - 1))
         spec["routing"] = {"offload": {"prefillLengthThreshold": length}}
     else:
         spec["routing"] = {"decodeScore": {"policy": "leastRequest"}}
@@ -105,10 +107,18 @@ def break_even_tokens(decode: PlannedRole, itl_seconds: float) -> int:
     return max(_STEP, int(tokens) // _STEP * _STEP)
 
 
-def _role(role: PlannedRole, model: PlannedModel, given: SearchInput) -> dict[str, Any]:
-    layout, gpu = role.profile.layout, role.profile.gpu
-    percentile = given.objective.percentile
-    sequences = int(streams_at(role.batch, percentile)) + 1
+def _roles(plan: Placement) -> dict[str, list[PlannedRole]]:
+    """By their names: one for each GPU type, with the same settings of engines."""
+    found: dict[str, list[PlannedRole]] = {}
+    for role in plan.roles:
+        found.setdefault(role.role, []).append(role)
+    return found
+
+
+def _role(parts: Sequence[PlannedRole], model: PlannedModel, given: SearchInput) -> dict[str, Any]:
+    role, layout = parts[0], parts[0].profile.layout
+    batch = max(part.batch for part in parts)
+    sequences = int(streams_at(batch, given.objective.percentile)) + 1
     engine: dict[str, Any] = {
         "tensorParallelSize": layout.tensor,
         "maxBatchedTokens": max(role.max_batched_tokens, sequences),
@@ -118,18 +128,18 @@ def _role(role: PlannedRole, model: PlannedModel, given: SearchInput) -> dict[st
         engine["dataParallelSize"] = layout.data
     if args := list(_args(role, model)):
         engine["args"] = args
-    most = given.gpus[gpu] // layout.gpus
     memory = f"{_GIBIBYTES * layout.gpus}Gi"
     return {
         "engine": engine,
         "pools": [
             {
-                "name": gpu.lower(),
-                "gpu": gpu,
-                "replicas": role.workers,
+                "name": part.profile.gpu.lower(),
+                "gpu": part.profile.gpu,
+                "replicas": part.workers,
                 "minReplicas": 1,
-                "maxReplicas": most,
+                "maxReplicas": given.gpus[part.profile.gpu] // layout.gpus,
             }
+            for part in parts
         ],
         "resources": {
             "requests": {"cpu": str(_CPUS * layout.gpus), "memory": memory},

@@ -135,6 +135,18 @@ class OfferedLoad:
     windows: Sequence[LoadWindow]
     percentile: float = 100.0
 
+    def scaled(self, share: float) -> "OfferedLoad":
+        windows = [
+            LoadWindow(
+                each.seconds,
+                share * each.requests,
+                share * each.prompts,
+                share * each.answers,
+            )
+            for each in self.windows
+        ]
+        return OfferedLoad(windows, self.percentile)
+
     @cached_property
     def requests_per_second(self) -> float:
         return self.at(lambda window: window.requests)

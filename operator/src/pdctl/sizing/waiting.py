@@ -10,6 +10,7 @@ Tables of kernels give means of a step.  Queues add the rest, under Poisson arri
 """
 
 import math
+from functools import cache
 from statistics import NormalDist
 
 MAX_UTILIZATION = 0.95
@@ -48,6 +49,7 @@ def wait_seconds(
     return scale * math.log(waits / share) if waits > share else 0.0
 
 
+@cache
 def max_utilization(
     service_seconds: float,
     servers: int,

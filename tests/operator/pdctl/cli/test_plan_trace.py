@@ -99,6 +99,15 @@ def test_prefixes_of_the_trace_are_computed_once(plan: Plan):
     )
 
 
+def test_two_types_share_a_role_where_neither_holds_the_load(plan: Plan, tmp_path: Path):
+    out = tmp_path / "plan.yaml"
+    done = plan("--gpu", "H200=1", "--out", out, gpus=1)
+    assert done.exit_code == 0, done.output
+    assert "1 x H100 TP1 b48, 1 x H200 TP1 b48" in done.output
+    pools = load_applied(out).spec.roles.mixed.pools
+    assert [(pool.gpu, pool.replicas) for pool in pools] == [("H100", 1), ("H200", 1)]
+
+
 def test_a_shipped_trace_is_planned(plan: Plan):
     text = (EXAMPLES / "prompt-to-output-heavy.csv").read_text()
     trace = found(plan("--json", text=text, gpus=64))["trace"]
