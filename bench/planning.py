@@ -49,7 +49,7 @@ class PlanningCase:
 
 
 def our_answer(case: PlanningCase) -> dict[str, Any]:
-    """Tokens per second and GPU of the best of each kind, and the holes."""
+    """Tokens per second and GPU of the best of each kind, and the holes with their layouts."""
     tables = SiliconTables(case.model, ENGINE)
     sizes = (1, 2, 4, 8)
     layouts = [RankLayout(size) for size in sizes]
@@ -61,7 +61,8 @@ def our_answer(case: PlanningCase) -> dict[str, Any]:
     links = {case.gpu: float(accelerators()[case.gpu].network_bytes or 0)}
     given = SearchInput(GOAL, {case.gpu: NUMBER}, links, prompt_bytes)
     found = placements(profiles, given)
-    answer: dict[str, Any] = {"holes": list(tables.holes)}
+    holes = [f"{', '.join(where)}: {hole}" for hole, where in tables.holes.items()]
+    answer: dict[str, Any] = {"holes": holes}
     for name, kind in KINDS.items():
         ranked = [one for one in best(found, given) if one.kind == kind]
         if ranked:
@@ -109,9 +110,19 @@ def row(case: PlanningCase, ours: Any, peer: Any) -> list[str]:
     return cells
 
 
+def hole_lines(case: PlanningCase, ours: Any, peer: Any) -> Iterator[str]:
+    name = case.model.rpartition("/")[2]
+    for hole in (ours or {}).get("holes", []):
+        yield f"- Hole, ours, {name}, {hole}"
+    if hole := (peer or {}).get("hole"):
+        yield f"- Hole, peer, {name} on {case.gpu}: {hole}"
+
+
 def _figure(value: float | None, answer: Any) -> str:
     if answer is None:
         return "not run"
+    if "hole" in answer:
+        return "hole"
     return "none" if value is None else f"{value:.0f}"
 
 
@@ -127,15 +138,12 @@ def main() -> None:
     header += [
         f"{kind}{of}" for kind in KINDS.values() for of in (", ours", ", peer", ", difference")
     ]
-    holes = [
-        f"- Hole, {case.model} on {case.gpu}: {hole}"
-        for case, ours, _ in found
-        for hole in (ours or {}).get("holes", [])
-    ]
+    holes = [line for each in found for line in hole_lines(*each)]
     text = [
         f"Tokens per second and GPU, {NUMBER} GPUs, {ENGINE}, {GOAL.input_tokens} tokens in, "
         f"{GOAL.output_tokens} out, mean TTFT <= {GOAL.ttft_seconds:g} s, mean ITL <= "
-        f"{GOAL.itl_seconds:g} s; none = no placement within both.",
+        f"{GOAL.itl_seconds:g} s; none = no placement within both; hole = no "
+        "answer, for the reason below.",
         "",
         table(header, [row(*each) for each in found]),
         "",
