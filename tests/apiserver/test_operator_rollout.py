@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pdcluster_schema.labels import REVISION, TEMPLATE
+from pdcluster_schema.labels import RETIRED, REVISION, TEMPLATE
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes, ready, waiting
 from tests.apiserver.operator_fixtures import SELDOM
@@ -28,8 +28,12 @@ def scene(control_plane: ControlPlane, nodes: Nodes) -> Iterator[Scene]:
 
 
 def of_revision(scene: Scene, revision: str) -> list[str]:
-    """Names of a revision's objects."""
-    return [name for _, name in scene.everything() if revision in name]
+    """Names of a revision's objects, without snapshots that are kept to go back to."""
+    return [
+        name
+        for (_, name), body in scene.everything().items()
+        if revision in name and body["metadata"].get("labels", {}).get(RETIRED) != "true"
+    ]
 
 
 def served(scene: Scene) -> str:

@@ -9,13 +9,13 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from pdcluster_schema.labels import ROLLOUT
+from pdcluster_schema.labels import RETIRED, ROLLOUT
 from pdctl.cli.main import app
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes
 from tests.apiserver.operator_fixtures import SELDOM
 from tests.apiserver.operator_process import OperatorProcess
-from tests.apiserver.operator_stage import Scene
+from tests.apiserver.operator_stage import GROUP, Scene
 from tests.apiserver.plain_api import PlainApi
 
 _numbers = itertools.count(1)
@@ -123,6 +123,60 @@ def test_an_undo_brings_the_old_workers_back_and_the_spec_stays(
     scene.change(engine={"maxBatchedTokens": 384}, rollout={"onFailure": None, "bakeSeconds": None})
     scene.await_condition("Ready", "True")
     assert scene.condition("RolledBack") == {}
+
+
+@pytest.mark.parametrize("strategy", ["Rolling", "BlueGreen", "Recreate"])
+def test_an_undo_after_the_end_goes_back_from_snapshots(
+    scene: Scene, pdctl: Pdctl, operator: OperatorProcess, strategy: str
+) -> None:
+    plain = {"strategy": strategy, "onFailure": None, "bakeSeconds": None}
+    scene.change(rollout=plain)
+    old = scene.revision
+    scene.change(engine=OTHER_ENGINE)
+    new = scene.revision
+    scene.await_condition("Ready", "True")
+    scene.until(lambda: not sizes(scene, old))
+    at_rest = scene.settled_versions()
+    kept = {
+        name: each for name, each in scene.children("ControllerRevision").items() if old in name
+    }
+    assert {each["metadata"]["labels"][RETIRED] for each in kept.values()} == {"true"}
+    assert len(kept) == 2
+    states = [line.split()[-1] for line in pdctl("history").output.splitlines()[1:]]
+    assert sorted(states) == ["serves", "serves", "snapshot", "snapshot"]
+    spec = scene.body["spec"]
+    operator.kill()
+    operator.start()
+    assert scene.settled_versions() == at_rest
+
+    undone = pdctl("undo")
+    assert (undone.exit_code, f"goes back to revision {old}" in undone.output) == (0, True)
+    operator.kill()
+    operator.start()
+
+    scene.await_condition("RolledBack", "True", "Undone")
+    scene.until(lambda: sizes(scene, old) == {"prefill": 1, "decode": 2})
+    scene.until(lambda: not sizes(scene, new))
+    scene.await_condition("Ready", "False", "RolledBack")
+    assert scene.body["spec"] == spec
+    scene.settled_versions()
+    assert sizes(scene, old) == {"prefill": 1, "decode": 2}
+
+    scene.change(engine={"maxBatchedTokens": None})
+    scene.await_condition("Ready", "True")
+    assert scene.condition("RolledBack") == {}
+    assert sizes(scene, old) == {"prefill": 1, "decode": 2}
+
+
+def test_an_undo_by_hand_without_history_says_why(scene: Scene) -> None:
+    command = f"undo {scene.body['metadata']['generation']}"
+    patch = {"metadata": {"annotations": {ROLLOUT: command}}}
+    scene.api.merge(f"{GROUP}/namespaces/{NAMESPACE}/pdclusters/{scene.name}", patch)
+
+    found = scene.await_condition("RolledBack", "False", "NoHistory")
+
+    assert f"no other revision than {scene.revision} has served" in found["message"]
+    assert scene.condition("Ready")["status"] == "True"
 
 
 def test_a_pause_needs_no_gates_and_holds_until_a_resume(scene: Scene, pdctl: Pdctl) -> None:

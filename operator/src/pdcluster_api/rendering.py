@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pdcluster_api.apiserver.kinds import Body
-from pdcluster_api.apiserver.observe import Live, set_workload, workload_of
+from pdcluster_api.apiserver.observe import Live, is_retired, set_workload, workload_of
 from pdcluster_api.manifests.groups import GroupRun
 from pdcluster_api.manifests.objects import Manifest, labels_of, new_object
 from pdcluster_api.manifests.render import (
@@ -26,7 +26,7 @@ from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_api.plan.result import ClusterPlan, ScalerPlan
 from pdcluster_schema.conditions import APPLY_FAILED
 from pdcluster_schema.continuation import snapshot_hashes
-from pdcluster_schema.labels import TEMPLATE_HASH
+from pdcluster_schema.labels import RETIRED, TEMPLATE_HASH
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import (
     is_rolled_back,
@@ -71,6 +71,8 @@ class Records:
     def of(self, workload: WorkloadId) -> Body | None:
         """The record of a workload; None when it cannot be made now."""
         record = self._known(workload) or self._new(workload)
+        if record is not None and is_retired(record):
+            record = hashed_record(record, {RETIRED: "false"})
         spec, role = self.cluster.spec, workload.role
         is_of_spec = (workload.revision, workload.template) == (
             revision_of(spec),
@@ -80,6 +82,16 @@ class Records:
         if record is None or not is_of_spec or role not in spec.roles.present():
             return record
         return hashed_record(record, snapshot_hashes(spec, role))
+
+    def retired(self, workload: WorkloadId) -> Iterator[Body]:
+        """The record of a workload that others have taken the place of."""
+        for record in self._recorded(workload)[:1]:
+            yield hashed_record(record, {RETIRED: "true"})
+
+    def others(self, retired: Collection[WorkloadId]) -> list[Body]:
+        """The records of what runs, and that of the etcd."""
+        found = self.live.own("ControllerRevision").values()
+        return [record for record in found if workload_of(record) not in retired]
 
     def _declared(self) -> Mapping[WorkloadId, PoolSpec]:
         name, revision = self.cluster.metadata.name, revision_of(self.cluster.spec)
@@ -92,9 +104,13 @@ class Records:
 
     def _known(self, workload: WorkloadId) -> Body | None:
         """The record that there is; of a workload that has lost it, as what runs says.  Declared
-        routers without one are made from the spec.
+        routers without one are made from the spec, if that is not rolled back.
         """
-        is_declared_router = workload.role in ENGINELESS and workload in self._declared()
+        is_declared_router = (
+            workload.role in ENGINELESS
+            and workload in self._declared()
+            and not is_rolled_back(self.cluster.spec)
+        )
         found = (
             self._router(workload, is_declared=is_declared_router)
             if workload.role in ENGINELESS
@@ -103,8 +119,7 @@ class Records:
         return found if found is not None or is_declared_router else self._of_what_runs(workload)
 
     def _router(self, workload: WorkloadId, *, is_declared: bool) -> Body | None:
-        records = sorted(self.live.own("ControllerRevision").items())
-        found = [record for _, record in records if workload_of(record) == workload]
+        found = self._recorded(workload)
         if not is_declared:
             return next(iter(found), None)
         # an older operator had routers in the revision: they are as declared if that is unchanged
@@ -112,6 +127,11 @@ class Records:
         hashed = template_hash(self.cluster.spec, workload.role)
         by_hash = {each["metadata"]["labels"].get(TEMPLATE_HASH): each for each in reversed(found)}
         return by_hash.get(hashed) or (by_hash.get(None) if is_unchanged else None)
+
+    def _recorded(self, workload: WorkloadId) -> list[Body]:
+        """By their names: routers that are being replaced have several."""
+        records = sorted(self.live.own("ControllerRevision").items())
+        return [record for _, record in records if workload_of(record) == workload]
 
     def _of_what_runs(self, workload: WorkloadId) -> Body | None:
         """From StatefulSet and engine file; the API server's defaults in it change nothing."""
@@ -169,7 +189,7 @@ class Rendering:
             plan.serving,
             serving_role=plan.serving_role,
             is_wide=plan.is_wide,
-            records=self.records.live.own("ControllerRevision").values(),
+            records=self.records.others(plan.retired),
             budgets=plan.budgets,
         )
         for workload in plan.workloads:
@@ -178,6 +198,8 @@ class Rendering:
                 yield record
                 *sets, engine = render_workload(record, workload.replicas, owner, self.runs)
                 yield from [engine] if workload.id in self.ending else [*sets, engine]
+        for each in plan.retired:
+            yield from self.records.retired(each)
         for scaler in plan.scalers:
             yield render_scaler_of(owner, scaler)
 

@@ -143,6 +143,7 @@ PAUSED_BY_USER: Final = "PausedByUser"
 GATE_FAILED: Final = "GateFailed"
 GATE_UNKNOWN: Final = "GateUnknown"
 UNDONE: Final = "Undone"
+NO_HISTORY: Final = "NoHistory"
 
 # Of events only.
 ROLLOUT_STARTED: Final = "RolloutStarted"

@@ -35,6 +35,7 @@ class Snapshot:
 
     workload: WorkloadId
     hashes: Mapping[str, str]
+    is_retired: bool = False  # its workload was replaced
 
 
 def snapshot_hashes(spec: PDClusterSpec, role: str) -> dict[str, str]:
@@ -98,13 +99,20 @@ def continued(
 
 
 def _paired(spec: PDClusterSpec, snapshots: Collection[Snapshot]) -> str | None:
-    """The revision of which most roles, and at least one, are as the spec has them."""
+    """The revision of which most roles, and at least one, are as the spec has them; rather one
+    that runs.
+    """
     kept: defaultdict[str, set[str]] = defaultdict(set)
     for each in snapshots:
         role = each.workload.role
         if role in spec.roles.computing() and _is_as_declared(spec, each):
             kept[each.workload.revision].add(role)
-    return min(kept, key=lambda revision: (-len(kept[revision]), revision), default=None)
+    running = {each.workload.revision for each in snapshots if not each.is_retired}
+    return min(
+        kept,
+        key=lambda revision: (-len(kept[revision]), revision not in running, revision),
+        default=None,
+    )
 
 
 def _is_as_declared(spec: PDClusterSpec, snapshot: Snapshot) -> bool:

@@ -15,6 +15,8 @@ PAIR_HASH = f"{GROUP}/pair-hash"
 """Label of a snapshot: a hash over what workers of other roles have to have in common with its."""
 ROLE_HASH = f"{GROUP}/role-hash"
 """Label of a snapshot: a hash over all that the pods of its role are made of."""
+RETIRED = f"{GROUP}/retired"
+"""Label of a snapshot, `true` while it is kept to go back to, and no StatefulSet is made of it."""
 TEMPLATE = f"{GROUP}/template"
 """Label of a workload of which the role has followed a change of its own; others have none."""
 

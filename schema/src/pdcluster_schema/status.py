@@ -283,6 +283,17 @@ class GateStatus(TypedDict, total=False):
     """Templates of that one's roles, by role, where they have any of their own."""
 
 
+class ServedStatus(TypedDict, total=False):
+    """One revision that has served with all its workers."""
+
+    revision: Required[str]
+    """The revision."""
+    templates: dict[str, str]
+    """Templates of its roles, by role, where they have any of their own."""
+    since: Time
+    """Time when all its workers were ready for the first time."""
+
+
 class KeptStatus(TypedDict, total=False):
     """One StatefulSet."""
 
@@ -312,7 +323,8 @@ class ClusterStatus(TypedDict, total=False):
     CapacityShort, RatioConstraintViolated, BudgetTooSmall, BoundsConflict and ScalingLimited;
     RolloutOverBudget = the revisions of a roll out need more accelerators than
     autoscale.budget, for which strategy Rolling waits; RolloutPaused = a roll out waits at a gate;
-    RolledBack = the revision of the spec was given up, until the spec changes.
+    RolledBack = the revision of the spec was given up, until the spec changes; False = an undo was
+    asked for, and there is nothing to go back to.
     """
     revision: str
     """The revision that the spec asks for; while that is rolled back, the one before it."""
@@ -337,6 +349,10 @@ class ClusterStatus(TypedDict, total=False):
     """Workers by role."""
     rollout: RolloutStatus
     gate: GateStatus
+    history: list[ServedStatus]
+    """The last revision that has served with all its workers, and the one before it, to which
+    `pdctl rollout undo` goes back.
+    """
     kept: Annotated[list[KeptStatus], Crd(list_type="map", list_map_keys=["name"])]
     """StatefulSets that stay until others take their place, of the revision before or of pools that
     are no longer declared.

@@ -16,7 +16,6 @@ from pdcluster_api.apiserver.kinds import Body, Key
 from pdcluster_api.apiserver.pods import FOR_ETCD, ending_pod, pod_problem, pod_state
 from pdcluster_api.manifests.groups import workers_of_budget
 from pdcluster_api.manifests.render import pods_of_record
-from pdcluster_api.plan.gates import as_rolled_back
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
     Observed,
@@ -29,9 +28,6 @@ from pdcluster_api.plan.observed.state import (
 )
 from pdcluster_api.plan.status.condition import worst_of
 from pdcluster_schema import labels
-from pdcluster_schema.continuation import Snapshot, continued
-from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.sections import ENGINELESS
 from pdcluster_schema.workload import GroupId, WorkloadId
 
 # Characters of the annotation that asks for a verification; they are kept in the status
@@ -86,6 +82,12 @@ class Live:
         found = ((workload_of(body), body) for body in self.own("ControllerRevision").values())
         return [(workload, body) for workload, body in found if workload is not None]
 
+    @cached_property
+    def retired(self) -> set[WorkloadId]:
+        """Workloads of which the snapshot alone is kept."""
+        marks = [(each, is_retired(body)) for each, body in self.records()]
+        return {each for each, _ in marks} - {each for each, is_so in marks if not is_so}
+
 
 def observe(
     live: Live,
@@ -105,6 +107,8 @@ def observe(
     is_wide = labels.ROLE in selector and labels.REVISION not in selector
     serving = Previous(live.body.get("status", {})).text("servingRevision")
     annotations = live.body["metadata"].get("annotations") or {}
+    recorded = {identity for identity, _ in live.records()}.difference(outdated)
+    retired = live.retired & recorded
     pods = {workload.name: pods_of_record(record) for workload, record in live.records()}
     return Observed(
         generation=live.body["metadata"]["generation"],
@@ -114,7 +118,8 @@ def observe(
             replace(state, gone=True) if state.id in outdated else state
             for state in _workloads(live, faults)
         ],
-        records=sorted({identity for identity, _ in live.records()}.difference(outdated)),
+        records=sorted(recorded - retired),
+        retired=sorted(retired),
         scalers=[_scaler(body) for body in live.own("PDPoolScaler").values()],
         service_revision=selector.get(labels.REVISION) or (serving if is_wide else None),
         service_role=selector.get(labels.ROLE),
@@ -129,6 +134,10 @@ def observe(
             if isinstance(number := body["spec"].get("minAvailable"), int)
         },
     )
+
+
+def is_retired(record: Mapping[str, Any]) -> bool:
+    return bool(record["metadata"]["labels"].get(labels.RETIRED) == "true")
 
 
 def managed_etcd(
@@ -148,34 +157,6 @@ def managed_etcd(
         problem=worst_of(found),
         ending=tuple(ending_pod(pod) for pod in pods if "deletionTimestamp" in pod["metadata"]),
     )
-
-
-def as_it_runs(cluster: PDCluster, live: Live) -> PDCluster:
-    """The cluster under the revision and templates that its workers run as, if any do; under those
-    before them while it is rolled back.
-    """
-    found = [
-        Snapshot(workload, body["metadata"]["labels"])
-        for workload, body in live.records()
-        if workload.role not in ENGINELESS
-    ]
-    recorded = {each.workload.role for each in found}
-    is_whole = cluster.spec.roles.computing().keys() <= recorded
-    found_as = continued(cluster, found, {} if is_whole else _unrecorded(live, recorded))
-    sets = (set_workload(body) for body in live.own("StatefulSet").values())
-    known = {*(each.workload for each in found), *(each for each in sets if each)}
-    command = (live.body["metadata"].get("annotations") or {}).get(labels.ROLLOUT, "")
-    return as_rolled_back(found_as, live.body.get("status", {}), str(command), known)
-
-
-def _unrecorded(live: Live, recorded: Collection[str]) -> dict[WorkloadId, bool]:
-    """Workloads of other roles than those with snapshots, and whether only their end is left."""
-    sets = ((set_workload(body), body) for body in live.own("StatefulSet").values())
-    ends = {
-        workload: "deletionTimestamp" in body["metadata"] for workload, body in sets if workload
-    }
-    every = dict.fromkeys(_pods_by_workload(live), True) | ends
-    return {each: ends for each, ends in every.items() if each.role not in recorded}
 
 
 def workload_of(body: Mapping[str, Any]) -> WorkloadId | None:
@@ -206,7 +187,7 @@ def still_ending(live: Live, now: datetime) -> dict[WorkloadId, float | None]:
     """
     sets = {workload_of(body) for body in live.own("StatefulSet").values()}
     ending: dict[WorkloadId, float | None] = {}
-    for identity, pods in _pods_by_workload(live).items():
+    for identity, pods in pods_by_workload(live).items():
         waits = [_seconds_left(pod, now) for pod in pods]
         if identity not in sets and any(wait > 0 for wait in waits):
             ending[identity] = None if inf in waits else max(waits)
@@ -227,7 +208,7 @@ def ready_workers(
     """Pods of workers that are ready and do not end, of one revision; None = of all.  draining:
     pods that count too though they say that they are not ready any more
     """
-    found, pods_by = [], _pods_by_workload(live)
+    found, pods_by = [], pods_by_workload(live)
     for identity, groups in live.groups.items():
         leaders = (group.pods.get(group.id.leader_pod) for group in groups)
         pods_by[identity] += [pod for pod in leaders if pod is not None]
@@ -265,7 +246,9 @@ def _is_of_etcd(body: Body) -> bool:
 
 
 def _workloads(live: Live, faults: Mapping[str, Problem]) -> list[WorkloadState]:
-    pods, records = _pods_by_workload(live), {each.name: body for each, body in live.records()}
+    pods, retired = pods_by_workload(live), live.retired
+    recorded = [(each, body) for each, body in live.records() if each not in retired]
+    records = {each.name: body for each, body in recorded}
     found = ((workload_of(body), body) for body in live.own("StatefulSet").values())
     sets = {
         identity: body
@@ -273,7 +256,7 @@ def _workloads(live: Live, faults: Mapping[str, Problem]) -> list[WorkloadState]
         if identity is not None and group_of(body) is None
     }
     groups = live.groups
-    kept = {identity for identity, body in live.records() if pods_of_record(body) > 1}
+    kept = {identity for identity, body in recorded if pods_of_record(body) > 1}
     states = [
         *(
             _workload(
@@ -366,7 +349,7 @@ def _is_behind(body: Body) -> bool:
     return seen is not None and seen < body["metadata"].get("generation", 0)
 
 
-def _pods_by_workload(live: Live) -> dict[WorkloadId, list[Body]]:
+def pods_by_workload(live: Live) -> dict[WorkloadId, list[Body]]:
     """Pods by StatefulSet: they are its children, not the PDCluster's, and have our labels.  Labels
     can be copied: a pod without an owner, or of another controller, is not ours.
     """

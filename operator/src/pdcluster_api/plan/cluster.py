@@ -4,11 +4,13 @@ a plan led to gives the same plan.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from pdcluster_api.plan.autoscale.pools import flexible_pair
 from pdcluster_api.plan.drain.disruption import ReadinessDeadline, plan_budgets
 from pdcluster_api.plan.drain.draining import DrainPlan, plan_drain
 from pdcluster_api.plan.flips import FlipState, commanded_roles, is_flipping
+from pdcluster_api.plan.history import History, kept_snapshots, next_history, read_history
 from pdcluster_api.plan.inputs import PlanInputs, plan_inputs
 from pdcluster_api.plan.observed.pools import ingress_of
 from pdcluster_api.plan.observed.state import Observed, Previous
@@ -72,6 +74,28 @@ class DesiredState:
         return commanded != records.roles or (
             pair is not None and is_flipping(inputs.flips, pair, inputs.observed)
         )
+
+    @cached_property
+    def history(self) -> History:
+        """With the declared revision as the last one, once all its workers are ready, serve, and
+        have passed their gates.
+        """
+        inputs, step = self.inputs, self.step
+        before = read_history(inputs.observed.status)
+        is_reached = step.is_wide or step.serving == inputs.target
+        is_open = inputs.gate is not None and inputs.gate.is_open
+        has_workers = any(size.desired for size in inputs.sizes if size.role not in ENGINELESS)
+        if not (inputs.is_target_ready and is_reached and has_workers) or is_open:
+            return before
+        return next_history(before, inputs.declared, self.now)
+
+    @property
+    def retired(self) -> Iterator[WorkloadId]:
+        """Earlier workloads of which the snapshot alone stays."""
+        inputs, observed = self.inputs, self.inputs.observed
+        pools = {size.key for size in inputs.sizes}
+        kept = kept_snapshots(self.history, (*observed.records, *observed.retired), pools)
+        yield from sorted(kept - {each.id for each in self.drain.workloads})
 
     @property
     def serving(self) -> list[Workload]:
@@ -233,6 +257,7 @@ def plan_cluster(desired: DesiredState) -> ClusterPlan:
         serving_role=desired.serving_role,
         is_wide=step.is_wide,
         workloads=drain.workloads,
+        retired=tuple(desired.retired),
         scalers=tuple(
             plan_scaler(
                 *(inputs.cluster.metadata.name, size, inputs.shown(size), inputs.target),

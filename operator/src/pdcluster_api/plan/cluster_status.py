@@ -9,6 +9,7 @@ from pdcluster_api.plan.drain.disruption import ReadinessDeadline, next_loss
 from pdcluster_api.plan.drain.draining import DRAIN_POLL_SECONDS
 from pdcluster_api.plan.gated import GateResult, checked_since, gate_result, of_gate
 from pdcluster_api.plan.gates import gate_field
+from pdcluster_api.plan.history import history_field
 from pdcluster_api.plan.inputs import PlanInputs
 from pdcluster_api.plan.observed.pools import PREFILL, DeclaredPool, RoleView, Workloads
 from pdcluster_api.plan.observed.state import Observed, Previous, Problem
@@ -70,6 +71,7 @@ def plan_status(desired: DesiredState) -> StatusPlan:
         **number_fields(views),
         **rollout_field(_restarted(desired, gate), *_step_of(desired)),
         **gate_field(gate.gate),
+        **history_field(desired.history),
         **autoscaling_fields(autoscale, observed, inputs.flips),
         **disaggregation.fields,
         **verified.fields,

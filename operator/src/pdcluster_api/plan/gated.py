@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pdcluster_api.plan.cluster import DesiredState
 from pdcluster_api.plan.gates import (
+    BY_USER,
     Check,
     Gate,
     GateFacts,
@@ -15,9 +16,11 @@ from pdcluster_api.plan.gates import (
     is_unknown,
     next_gate,
     read_gate,
+    rolled_back,
     rolled_back_text,
     waits_for,
 )
+from pdcluster_api.plan.history import way_back
 from pdcluster_api.plan.observed.pools import PREFILL
 from pdcluster_api.plan.observed.state import Attainment, Problem, WorkloadState
 from pdcluster_api.plan.status.condition import Condition
@@ -30,14 +33,14 @@ _NO_WORKERS = "no worker is asked for that could pass it"
 @dataclass(frozen=True)
 class GateResult:
     gate: Gate | None = None  # for the status; None = nothing holds a roll out
-    condition: Condition | None = None  # RolloutPaused or RolledBack
+    condition: Condition | None = None  # RolloutPaused or RolledBack, which may be False
     requeue_after_seconds: float | None = None
     has_passed: bool = False  # the next step begins
     waits: str = ""  # what a step that has its workers waits for, in words
 
     @property
     def of_ready(self) -> Problem | None:
-        if self.condition is None:
+        if self.condition is None or not self.condition.is_true:
             return None
         return Problem(self.condition.type, self.condition.message)
 
@@ -70,14 +73,11 @@ def gate_result(desired: DesiredState, check: Check | None) -> GateResult:
         text = rolled_back_text(written, pools_left_out(inputs.cluster.spec))
         return GateResult(written, Condition.true(words.ROLLED_BACK, written.reason, text))
     if desired.rolling is None:
-        return GateResult()
+        return _undone(desired) if command.undoes(inputs.observed.generation) else GateResult()
     facts = _facts(desired, check)
     gate = next_gate(inputs.gate, facts, spec, command, now)
     if gate is not None and gate.is_rolled_back:
-        # the next reconcile goes back, by this status
-        text = rolled_back_text(gate)
-        condition = Condition.true(words.ROLLED_BACK, gate.reason, text)
-        return GateResult(gate, condition, requeue_after_seconds=0.0)
+        return _goes_back(gate)
     problem = gate_problem(gate, facts, spec, command, now)
     seconds = bake_seconds_left(gate, spec, now)
     if spec.min_requests is not None and is_unknown(gate, facts, spec, now):
@@ -94,6 +94,25 @@ def gate_result(desired: DesiredState, check: Check | None) -> GateResult:
             else _NO_WORKERS * (gate is not None and desired.rolling.is_asleep)
         ),
     )
+
+
+def _undone(desired: DesiredState) -> GateResult:
+    """Answer an undo while no worker is replaced step by step."""
+    found = way_back(desired.inputs)
+    if isinstance(found, str):
+        text = (
+            f"annotation pdcluster.io/rollout asks for an undo, and there is nothing to go back "
+            f"to: {found}; apply the previous file, or remove the annotation"
+        )
+        return GateResult(condition=Condition.false(words.ROLLED_BACK, words.NO_HISTORY, text))
+    gate = Gate(desired.inputs.rollout_name)
+    return _goes_back(rolled_back(gate, found, words.UNDONE, BY_USER, desired.now))
+
+
+def _goes_back(gate: Gate) -> GateResult:
+    """The next reconcile does, by this status."""
+    condition = Condition.true(words.ROLLED_BACK, gate.reason, rolled_back_text(gate))
+    return GateResult(gate, condition, requeue_after_seconds=0.0)
 
 
 def _attained(desired: DesiredState) -> Iterator[Check]:
@@ -145,7 +164,7 @@ def _facts(desired: DesiredState, check: Check | None) -> GateFacts:
         inputs.observed.generation,
         rolling.step.steps,
         0 if rolling.is_asleep else rolling.step.finished,
-        rolling.origin,
+        way_back(inputs),
         checks=(*_moved(desired, check), *_attained(desired)),
         stalled=None if rollout is None or rollout.rolled_back else rollout.stalled,
     )

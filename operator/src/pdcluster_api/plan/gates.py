@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 
 from pydantic import TypeAdapter
 
+from pdcluster_api.plan.observed.pools import DeclaredRevision
 from pdcluster_api.plan.observed.state import Attainment, Problem, RevisionLatency
 from pdcluster_schema import conditions as words
 from pdcluster_schema.pdcluster import PDCluster
@@ -33,6 +34,7 @@ BAKING: Final = "Baking"
 FAILED: Final = "Failed"
 ROLLED_BACK: Final = "RolledBack"
 PAUSE, RESUME, UNDO = "pause", "resume", "undo"
+BY_USER: Final = "as was asked for by pdctl rollout undo"
 _MOST_YEAR = 9000  # later times leave no room for what is added to them
 
 
@@ -90,14 +92,6 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Revision to which a roll out can go back."""
-
-    revision: str
-    templates: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Check:
     """One fact that a gate asks for.  message: with its figures"""
 
@@ -111,7 +105,7 @@ class GateFacts:
     generation: int  # of the PDCluster
     steps: int
     finished: int  # steps that have all their new workers, ready and serving
-    origin: Origin | str  # or why it cannot go back
+    origin: DeclaredRevision | str  # to which it can go back, or why it cannot
     checks: tuple[Check, ...] = ()  # since the gate bakes
     stalled: str | None = None  # why it has not come forward for too long
 
@@ -212,7 +206,7 @@ def next_gate(
         return None
     gate = _of_this_rollout(before, facts)
     if is_undone:
-        return _went_back(gate, facts, words.UNDONE, "as was asked for by pdctl rollout undo", now)
+        return _went_back(gate, facts, words.UNDONE, BY_USER, now)
     if facts.stalled is not None and spec.on_failure == "Rollback":
         return _went_back(gate, facts, words.PROGRESS_DEADLINE_EXCEEDED, facts.stalled, now)
     if gate.state == FAILED:
@@ -289,16 +283,19 @@ def _passed(gate: Gate) -> Gate:
 
 
 def _went_back(gate: Gate, facts: GateFacts, reason: str, why: str, now: str) -> Gate:
-    if isinstance(facts.origin, Origin):
-        to, templates = facts.origin.revision, facts.origin.templates
-        return Gate(
-            *(gate.revision, gate.steps, gate.passed, "RolledBack", now, reason, why, to),
-            to_templates=templates,
-        )
+    if isinstance(facts.origin, DeclaredRevision):
+        return rolled_back(gate, facts.origin, reason, why, now)
     if gate.state == FAILED:
         return gate
     message = f"{why}; it cannot go back: {facts.origin}"
     return replace(gate, state="Failed", since=now, reason=reason, message=message)
+
+
+def rolled_back(gate: Gate, to: DeclaredRevision, reason: str, why: str, now: str) -> Gate:
+    return Gate(
+        *(gate.revision, gate.steps, gate.passed, "RolledBack", now, reason, why, to.revision),
+        to_templates=to.templates,
+    )
 
 
 LEAST_WORSE = 1.1  # how many times the old revision's a latency may be and still be no worse

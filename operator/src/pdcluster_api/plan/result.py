@@ -47,6 +47,8 @@ class ClusterPlan:
     # every StatefulSet that should exist, of all revisions, at the size that it may have
     workloads: tuple[Workload, ...]
     scalers: tuple[ScalerPlan, ...]
+    # workloads of an earlier revision of which the snapshot alone stays
+    retired: tuple[WorkloadId, ...] = ()
     # Recreate: delete the old StatefulSets in the foreground; create new ones once they are gone
     ends_first: bool = False
     # the status must be written before anything follows it: it holds a new decision of the

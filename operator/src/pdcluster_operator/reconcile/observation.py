@@ -12,8 +12,9 @@ from typing import TypeVar
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError, UnavailableError, failure_of
 from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, PDCLUSTER, SECRET, Key
-from pdcluster_api.apiserver.observe import Live, as_it_runs, managed_etcd, observe
+from pdcluster_api.apiserver.observe import Live, managed_etcd, observe
 from pdcluster_api.apiserver.other_clusters import other_cluster
+from pdcluster_api.apiserver.running_spec import as_it_runs
 from pdcluster_api.certificates.authority import StoredSecret
 from pdcluster_api.manifests.render import Owner
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, OtherCluster, Problem

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from pdcluster_api.apiserver.observe import Live, as_it_runs, observe
+from pdcluster_api.apiserver.observe import Live, observe
+from pdcluster_api.apiserver.running_spec import as_it_runs
 from pdcluster_api.errors import StartError
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_schema.faults import InvalidObjectError

@@ -5,13 +5,15 @@ The operator is asked by an annotation, so that the spec stays as its file has i
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any
 
 import typer
 
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.kinds import PDCLUSTER
-from pdcluster_api.apiserver.observe import Live, as_it_runs, observe
+from pdcluster_api.apiserver.observe import Live, observe
+from pdcluster_api.apiserver.running_spec import as_it_runs
 from pdcluster_api.errors import StartError
 from pdcluster_api.plan.gates import (
     BAKING,
@@ -23,12 +25,14 @@ from pdcluster_api.plan.gates import (
     RolloutCommand,
     read_gate,
 )
-from pdcluster_api.plan.observed.pools import DeclaredRevision
+from pdcluster_api.plan.history import read_history, way_back
+from pdcluster_api.plan.inputs import PlanInputs, plan_inputs
 from pdcluster_api.plan.observed.state import DiscoveryState, Previous
 from pdcluster_api.plan.rollout import FIELD
 from pdcluster_schema import conditions as words
 from pdcluster_schema import labels
 from pdcluster_schema.load import parse_stored
+from pdcluster_schema.workload import WorkloadId
 from pdctl.cli.live import KubeContext, read_live, with_client
 from pdctl.cli.options import Context, Kubeconfig, Namespace, reported
 from pdctl.cli.table import table
@@ -39,14 +43,24 @@ app = typer.Typer(
 )
 Name = Annotated[str, typer.Argument(metavar="NAME", help="of the cluster", show_default=False)]
 
-_COLUMNS = ("REVISION", "ROLE", "POOL", "WORKERS", "READY", "STATE")
+_COLUMNS = ("REVISION", "ROLE", "POOL", "WORKERS", "READY", "WHOLE SINCE", "STATE")
 
 
 @dataclass(frozen=True)
 class RolloutView:
     """One PDCluster, as far as commands to its roll out ask."""
 
-    body: Mapping[str, Any]
+    live: Live
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        return self.live.body
+
+    @cached_property
+    def inputs(self) -> PlanInputs:
+        cluster = as_it_runs(parse_stored(self.live.body)[0], self.live)
+        unknown = DiscoveryState(managed=True)
+        return plan_inputs(cluster, observe(self.live, discovery=unknown, faults={}))
 
     @property
     def name(self) -> str:
@@ -127,13 +141,10 @@ class RolloutView:
 
     def undone(self) -> str:
         """The annotation's value.  Raises StartError where there is nothing to go back to."""
-        if self.is_rolled_back:
-            raise StartError(f"{self.name} is rolled back already", exit_code=1)
-        if not self.is_rolling:
+        if self.gate is not None and self.gate.is_rolled_back:
             message = (
-                f"{self.name} has no history to go back to: no rolling roll out is under way, and "
-                "workers of an earlier revision are kept only until its last gate has passed; "
-                "apply the previous file"
+                f"{self.name} is rolled back already, to revision {self.gate.to}; snapshots of "
+                "revisions before it are not kept: apply the file of one"
             )
             raise StartError(message, exit_code=1)
         generation = self.body["metadata"].get("generation")
@@ -143,25 +154,38 @@ class RolloutView:
                 "whether it runs"
             )
             raise StartError(message, exit_code=1)
+        found = way_back(self.inputs)
+        if isinstance(found, str):
+            message = f"{self.name} has no history to go back to: {found}; apply the previous file"
+            raise StartError(message, exit_code=1)
         return f"{UNDO} {generation}"
 
+    def history_lines(self) -> list[str]:
+        """A row for each StatefulSet, or snapshot of one, by revision."""
+        observed, history = self.inputs.observed, read_history(self.inputs.observed.status)
+        states = {state.id: state for state in observed.workloads if not state.gone}
+        rows = []
+        for each in sorted({*states, *observed.records, *observed.retired}):
+            state = states.get(each)
+            numbers = ("0", "0") if state is None else (str(state.desired), str(state.ready))
+            revision = "-".join(filter(None, (each.revision, each.template)))
+            since = next((one.since for one in history if one.revision.has(each)), "-")
+            rows.append((revision, each.role, each.pool, *numbers, since, self._state(each)))
+        lines = table(_COLUMNS, rows, right=(3, 4))
+        gate = self.gate
+        if gate is not None and gate.is_rolled_back:
+            why = f"was rolled back at {gate.since}: {gate.message}"
+            lines.append(f"revision {gate.revision} {why}")
+        return lines
 
-def history_lines(live: Live) -> list[str]:
-    """A row for each StatefulSet, or snapshot of one, by revision."""
-    declared = DeclaredRevision.of(as_it_runs(parse_stored(live.body)[0], live).spec)
-    observed = observe(live, discovery=DiscoveryState(managed=True), faults={})
-    states = {state.id: state for state in observed.workloads if not state.gone}
-    rows = []
-    for each in sorted({*states, *observed.records}):
-        state, is_new = states.get(each), declared.has(each)
-        numbers = ("0", "0") if state is None else (str(state.desired), str(state.ready))
-        revision = "-".join(filter(None, (each.revision, each.template)))
-        rows.append((revision, each.role, each.pool, *numbers, "new" if is_new else "before it"))
-    lines = table(_COLUMNS, rows, right=(3, 4))
-    gate = read_gate(live.body.get("status") or {})
-    if gate is not None and gate.is_rolled_back:
-        lines.append(f"revision {gate.revision} was rolled back at {gate.since}: {gate.message}")
-    return lines
+    def _state(self, workload: WorkloadId) -> str:
+        inputs = self.inputs
+        if workload in inputs.observed.retired:
+            return "snapshot"
+        is_under_way = inputs.current != inputs.target or bool(inputs.replaced)
+        place = "new" if inputs.declared.has(workload) else "before it"
+        serves = inputs.observed.service_is_wide or workload.revision == inputs.current
+        return ", ".join([place] * is_under_way + ["serves"] * serves)
 
 
 def _live(kube_context: KubeContext, name: str) -> Live:
@@ -196,7 +220,7 @@ def status_command(
     Exit code 0 = it goes on, or none is under way; 1 = it waits for a user, or was rolled back.
     """
     with reported():
-        view = RolloutView(_live(KubeContext(kubeconfig, context, namespace), name).body)
+        view = RolloutView(_live(KubeContext(kubeconfig, context, namespace), name))
         typer.echo("\n".join(view.lines()))
     held = (words.ROLLOUT_PAUSED, words.ROLLED_BACK)
     if any(view.status.is_true(kind) for kind in held):
@@ -211,10 +235,14 @@ def history_command(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """List the revisions that there are, and what was rolled back."""
+    """List the revisions that there are, that to which an undo goes back among them, and what was
+    rolled back.
+
+    WHOLE SINCE is the time when all workers of a revision were ready first.
+    """
     with reported():
-        live = _live(KubeContext(kubeconfig, context, namespace), name)
-        typer.echo("\n".join(history_lines(live)))
+        view = RolloutView(_live(KubeContext(kubeconfig, context, namespace), name))
+        typer.echo("\n".join(view.history_lines()))
 
 
 @app.command("pause")
@@ -230,7 +258,7 @@ def pause_command(
     """
     kube_context = KubeContext(kubeconfig, context, namespace)
     with reported():
-        view = RolloutView(_live(kube_context, name).body)
+        view = RolloutView(_live(kube_context, name))
         _annotate(kube_context, name, view.paused())
     typer.echo(f"{name}: no step begins until `pdctl rollout resume {name}`")
 
@@ -248,7 +276,7 @@ def resume_command(
     """
     kube_context = KubeContext(kubeconfig, context, namespace)
     with reported():
-        view = RolloutView(_live(kube_context, name).body)
+        view = RolloutView(_live(kube_context, name))
         _annotate(kube_context, name, view.resumed())
     typer.echo(f"{name}: the roll out goes on")
 
@@ -261,11 +289,12 @@ def undo_command(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Take the roll out that is under way back: the old workers come back step by step, the spec
-    stays as it is, and is not rolled out again until it changes.
+    """Go back to the revision before, in the middle of a roll out or after its end: its workers
+    come back by rollout.strategy, the spec stays as it is, and is not rolled out again until it
+    changes or `pdctl rollout resume`.
     """
     kube_context = KubeContext(kubeconfig, context, namespace)
     with reported():
-        view = RolloutView(_live(kube_context, name).body)
+        view = RolloutView(_live(kube_context, name))
         _annotate(kube_context, name, view.undone())
-    typer.echo(f"{name}: the roll out is taken back")
+    typer.echo(f"{name}: goes back to revision {way_back(view.inputs)}; the spec stays as it is")

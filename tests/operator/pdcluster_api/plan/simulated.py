@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pdcluster_api.plan.gates import as_rolled_back
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
     Observed,
@@ -51,6 +52,8 @@ class SimulatedCluster:
     """Objects of one PDCluster on the API server, and its pods.
 
     sets:   replicas of every StatefulSet
+    retired: records that are marked as kept to go back to
+    command: value of the annotation pdcluster.io/rollout
     broken: revisions, and templates within them, whose pods never become ready
     """
 
@@ -59,6 +62,7 @@ class SimulatedCluster:
     sets: dict[WorkloadId, int] = field(default_factory=dict)
     pods: dict[WorkloadId, Pods] = field(default_factory=dict)
     records: set[WorkloadId] = field(default_factory=set)
+    retired: set[WorkloadId] = field(default_factory=set)
     scalers: dict[Place, ScalerState] = field(default_factory=dict)
     service: str | None = None
     service_role: str | None = None
@@ -67,6 +71,7 @@ class SimulatedCluster:
     discovery: DiscoveryState = ETCD_READY
     broken: set[str] = field(default_factory=set)
     failures: tuple[WriteFailure, ...] = ()
+    command: str = ""
 
     def observe(self) -> Observed:
         known = sorted(
@@ -77,12 +82,14 @@ class SimulatedCluster:
             status=self.status,
             discovery=self.discovery,
             workloads=[self._state(each) for each in known],
-            records=sorted(self.records),
+            records=sorted(self.records - self.retired),
+            retired=sorted(self.retired),
             scalers=list(self.scalers.values()),
             service_revision=self._served if self.is_wide else self.service,
             service_role=self.service_role,
             service_is_wide=self.is_wide,
             failures=self.failures,
+            rollout_command=self.command,
         )
 
     @property
@@ -116,8 +123,12 @@ class SimulatedCluster:
             if each.role == self.service_role and (self.is_wide or each.revision == self.service)
         )
 
+    def bound(self, cluster: PDCluster) -> PDCluster:
+        """The cluster under the revision that it was rolled back to."""
+        return as_rolled_back(cluster, self.status, self.command, {*self.sets, *self.records})
+
     def plan(self, cluster: PDCluster, now: str = NOW) -> Planned:
-        return plan_all(cluster, self.observe(), now)
+        return plan_all(self.bound(cluster), self.observe(), now)
 
     def carry_out(self, plan: Planned, *, crash: bool = False) -> None:
         """In the order of the operator: records, StatefulSets, scalers, Service, deletions, status.
@@ -126,6 +137,7 @@ class SimulatedCluster:
         """
         wanted = {workload.id: workload.replicas for workload in plan.workloads}
         self.records |= set(wanted)
+        self.retired = (self.retired | set(plan.retired)) - set(wanted)
         self.sets |= wanted
         for scaler in plan.scalers:
             place = (scaler.role, scaler.pool)
@@ -139,8 +151,9 @@ class SimulatedCluster:
             self.service, self.is_wide, self.failures = plan.serving, plan.is_wide, ()
             self.service_role = plan.serving_role
         for workload in {*self.sets, *self.records} - set(wanted):
-            self.records.discard(workload)
             self.delete_set(workload)
+        self.retired &= set(plan.retired)
+        self.records &= set(wanted) | self.retired
         for place in set(self.scalers) - {(scaler.role, scaler.pool) for scaler in plan.scalers}:
             del self.scalers[place]
         self.status = dict(plan.status)
@@ -212,6 +225,10 @@ def assert_at_rest(existing: SimulatedCluster, cluster: PDCluster) -> None:
     assert json.dumps(plan.status) == json.dumps(existing.status)
     assert plan.events == ()
     assert {workload.id: workload.replicas for workload in plan.workloads} == existing.sets
+    assert set(plan.retired) == existing.retired
+    assert existing.records == existing.sets.keys() | existing.retired
+    pools = declared_places(existing.bound(cluster))
+    assert {(each.role, each.pool) for each in existing.retired} <= pools
     assert all(scaler.request is None for scaler in plan.scalers)
     if not existing.service_refused:
         assert plan.serving == existing.service

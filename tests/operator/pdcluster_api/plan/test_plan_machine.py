@@ -1,5 +1,5 @@
-"""A random walk over edits of the spec, scales, pods, lost objects and roll outs, each plan carried
-out on a simulated cluster.
+"""A random walk over edits of the spec, scales, pods, lost objects, roll outs and their undo, each
+plan carried out on a simulated cluster.
 
 Checked on every plan: it is deterministic; what serves keeps its workers until
 the switch; two revisions at most; sizes stay within their bounds; a scaler is
@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from pdcluster_api.plan.gates import read_gate
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, Previous
 from pdcluster_api.plan.rollout import current_revision
 from pdcluster_schema.conditions import NEEDS_ACTION
@@ -101,6 +102,13 @@ class ClusterMachine(RuleBasedStateMachine):
             del self.pools[place]
             self.existing.generation += 1
 
+    @rule(verb=st.sampled_from(["", "resume", "undo"]))
+    def command_the_roll_out(self, verb: str) -> None:
+        found = read_gate(self.existing.status)
+        since = found.since if found is not None else None
+        words_of = {"resume": f"resume {since}", "undo": f"undo {self.existing.generation}"}
+        self.existing.command = words_of.get(verb, verb)
+
     # Writes of others.
 
     @precondition(lambda self: self.existing.scalers)
@@ -179,7 +187,7 @@ class ClusterMachine(RuleBasedStateMachine):
         cluster, observed = self.cluster(), self.existing.observe()
         plan = self.existing.plan(cluster)
         assert plan == self.existing.plan(cluster)
-        check_plan(plan, observed, cluster)
+        check_plan(plan, observed, self.existing.bound(cluster))
         check_status(plan, observed)
         self.existing.carry_out(plan, crash=crash)
         if not crash:
@@ -192,6 +200,9 @@ class ClusterMachine(RuleBasedStateMachine):
         self.existing.broken.clear()
         self.existing.discovery, self.existing.service_refused = ETCD_READY, False
         cluster = self.cluster()
+        self.existing.settle(cluster)
+        gate = read_gate(self.existing.status)
+        self.existing.command = "" if gate is None else f"resume {gate.since}"
         self.existing.settle(cluster)
         assert_at_rest(self.existing, cluster)
         assert_as_declared(self.existing, cluster)

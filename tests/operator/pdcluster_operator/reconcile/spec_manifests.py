@@ -2,10 +2,11 @@
 
 import copy
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
-from pdcluster_api.apiserver.observe import Live, as_it_runs
+from pdcluster_api.apiserver.observe import Live
+from pdcluster_api.apiserver.running_spec import as_it_runs
 from pdcluster_api.manifests.objects import Owner
 from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_api.plan.observed.pools import DeclaredRevision
@@ -13,7 +14,7 @@ from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.rendering import Records, Rendering
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.workload import Workload
+from pdcluster_schema.workload import Workload, WorkloadId
 from tests.operator import bodies as made
 
 OWNER = Owner(made.NAME, made.NAMESPACE, made.UID)
@@ -35,7 +36,12 @@ def live(children: Iterable[made.Body]) -> Live:
     return Live(made.cluster(), bodies)
 
 
-def workloads(found: Live, spec: PDCluster, worker_image: str = "worker:1") -> list[made.Body]:
+def workloads(
+    found: Live,
+    spec: PDCluster,
+    worker_image: str = "worker:1",
+    retired: Collection[WorkloadId] = (),
+) -> list[made.Body]:
     """Manifests of the workloads that follow from a spec and what there is."""
     bound = as_it_runs(spec, found)
     declared = DeclaredRevision.of(bound.spec)
@@ -45,7 +51,7 @@ def workloads(found: Live, spec: PDCluster, worker_image: str = "worker:1") -> l
         for role in ("prefill", "decode", "router")
     ]
     records = Records(bound, found, OWNER, worker_image, has_client_certificate=False)
-    plan = ClusterPlan(name, "router", tuple(planned), ())
+    plan = ClusterPlan(name, "router", tuple(planned), (), tuple(retired))
     names = ("StatefulSet", "ControllerRevision", "ConfigMap")
     return [
         each

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.apiserver.observe import Live, as_it_runs
+from pdcluster_api.apiserver.observe import Live
+from pdcluster_api.apiserver.running_spec import as_it_runs
 from pdcluster_api.plan.gates import Gate, gate_field
 from pdcluster_api.rendering import Records
 from pdcluster_schema.labels import ROLLOUT
@@ -56,6 +57,17 @@ def test_a_role_that_went_back_alone_keeps_its_template() -> None:
 
     assert (revision_of(bound.spec), dict(templates_of(bound.spec))) == (revision_of(old.spec), {})
     assert changed(before, workloads(found, new)) == set()
+
+
+def test_routers_stay_as_they_were_too() -> None:
+    """Though what is declared of them has changed with the spec that was given up."""
+    old, new = cluster(), cluster(**OTHER, router={"resources": {"limits": {"cpu": 2}}})
+    before = workloads(live([]), old)
+    found = given_up(before, new, to=revision_of(old.spec))
+
+    after = workloads(found, new)
+
+    assert changed(before, after) == set()
 
 
 @pytest.mark.parametrize(

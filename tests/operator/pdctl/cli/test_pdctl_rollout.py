@@ -5,11 +5,15 @@ from typing import Any
 
 import pytest
 
+from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.errors import StartError
+from pdcluster_api.manifests.objects import labels_of
 from pdcluster_schema import conditions as words
-from pdcluster_schema.labels import ROLLOUT
+from pdcluster_schema.labels import RETIRED, ROLLOUT
+from pdcluster_schema.workload import WorkloadId
 from pdctl.cli.present import present_lines
 from pdctl.cli.rollout import RolloutView
+from tests.operator.bodies import UID, child
 from tests.schema.object_cases import minimal
 
 SINCE = "2026-01-02T03:04:05Z"
@@ -22,31 +26,44 @@ def view(
     generation: int = 7,
     reason: str = "",
     strategy: str = "Rolling",
+    snapshots: str = "",
     **status: Any,
 ) -> RolloutView:
-    """An object that the operator has seen at generation 7."""
+    """An object that the operator has seen at generation 7.  snapshots: a revision of which they
+    are kept
+    """
     conditions = [
         {"type": kind, "status": "True", "reason": reason, "message": "why"}
         for kind in ([words.ROLLOUT_PAUSED] if reason else [])
     ]
     found = minimal()
     found["spec"]["rollout"] = {"strategy": strategy}
+    kept = [
+        WorkloadId("chat", role, "cpu", snapshots) for role in ("prefill", "decode") if snapshots
+    ]
+    marks = {each.name: {"labels": {**labels_of(each), RETIRED: "true"}} for each in kept}
+    children = [child("ControllerRevision", name, metadata=each) for name, each in marks.items()]
     return RolloutView(
-        {
-            **found,
-            "metadata": {
-                "name": "chat",
-                "generation": generation,
-                "annotations": {ROLLOUT: command} if command else {},
+        Live(
+            {
+                **found,
+                "metadata": {
+                    "name": "chat",
+                    "namespace": "default",
+                    "uid": UID,
+                    "generation": generation,
+                    "annotations": {ROLLOUT: command} if command else {},
+                },
+                "status": {
+                    "observedGeneration": 7,
+                    "revision": "b",
+                    "servingRevision": "a",
+                    "conditions": conditions,
+                    **status,
+                },
             },
-            "status": {
-                "observedGeneration": 7,
-                "revision": "b",
-                "servingRevision": "a",
-                "conditions": conditions,
-                **status,
-            },
-        }
+            children,
+        )
     )
 
 
@@ -74,13 +91,34 @@ def test_what_is_not_paused_is_not_resumed(found: RolloutView):
 
 
 def test_an_undo_is_of_the_generation_that_the_operator_has_seen():
-    assert view(rollout=ROLLING).undone() == "undo 7"
+    served = {"history": [{"revision": "b", "since": SINCE}, {"revision": "a", "since": SINCE}]}
+    assert view(**served, snapshots="b").undone() == "undo 7"
     with pytest.raises(StartError, match="has not seen the newest spec of chat yet"):
-        view(rollout=ROLLING, generation=8).undone()
-    with pytest.raises(StartError, match="has no history to go back to"):
+        view(**served, snapshots="b", generation=8).undone()
+    with pytest.raises(StartError, match="is rolled back already, to revision a; snapshots of"):
+        view(rollout=ROLLING, gate=gate("RolledBack", to="a")).undone()
+
+
+def test_an_undo_without_history_says_why():
+    first = "chat has no history to go back to: no other revision than [0-9a-f]+ has served with"
+    with pytest.raises(StartError, match=first):
         view().undone()
-    with pytest.raises(StartError, match="is rolled back already"):
-        view(rollout=ROLLING, gate=gate("RolledBack")).undone()
+    served = {"history": [{"revision": "a", "since": SINCE}]}
+    gone = "the snapshots of revision a are gone; apply the previous file"
+    with pytest.raises(StartError, match=gone):
+        view(**served).undone()
+
+
+def test_the_history_has_the_snapshots_and_when_their_revision_was_whole():
+    served = {"history": [{"revision": "a", "since": SINCE}]}
+
+    lines = view(**served, snapshots="a").history_lines()
+
+    assert [line.split() for line in lines] == [
+        ["REVISION", "ROLE", "POOL", "WORKERS", "READY", "WHOLE", "SINCE", "STATE"],
+        ["a", "decode", "cpu", "0", "0", SINCE, "snapshot"],
+        ["a", "prefill", "cpu", "0", "0", SINCE, "snapshot"],
+    ]
 
 
 def test_a_pause_replaces_what_cannot_be_read_and_is_for_rolling_alone():

@@ -109,7 +109,7 @@ class RoleView:
 
 @dataclass(frozen=True)
 class DeclaredRevision:
-    """The revision that the spec asks for, and the templates of roles that changed within it."""
+    """A revision that a spec asks for, and the templates of roles that changed within it."""
 
     revision: str
     templates: Mapping[str, str] = field(default_factory=dict)
@@ -117,6 +117,9 @@ class DeclaredRevision:
     @classmethod
     def of(cls, spec: PDClusterSpec) -> "DeclaredRevision":
         return cls(revision_of(spec), templates_of(spec))
+
+    def __str__(self) -> str:
+        return "-".join([self.revision, *(each for _, each in sorted(self.templates.items()))])
 
     def workload(self, cluster: str, role: str, pool: str) -> WorkloadId:
         return WorkloadId(cluster, role, pool, self.revision, self.templates.get(role, ""))

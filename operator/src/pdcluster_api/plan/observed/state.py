@@ -301,6 +301,8 @@ class Observed:
     # workloads with a snapshot (a ControllerRevision), from which a lost StatefulSet can be made
     # again
     records: Sequence[WorkloadId] = ()
+    # those of which the snapshot alone is kept, to go back to
+    retired: Sequence[WorkloadId] = ()
     # writes that the API server refused in the last reconcile
     failures: Sequence[WriteFailure] = ()
     # problem of the API keys' Secret; None = there is a key, or no Secret is named

@@ -6,7 +6,6 @@ from functools import cached_property
 
 from pdcluster_api.plan.drain.disruption import ReadinessDeadline
 from pdcluster_api.plan.drain.draining import ordinal_of
-from pdcluster_api.plan.gates import Origin
 from pdcluster_api.plan.inputs import PlanInputs
 from pdcluster_api.plan.observed.state import WorkloadState
 from pdcluster_api.plan.rolling.fleet import (
@@ -22,7 +21,6 @@ from pdcluster_api.plan.sizes import lost_ordinals, without_lost
 from pdcluster_api.plan.status.discovery import discovery_answers
 from pdcluster_schema.revision import is_rolled_back
 from pdcluster_schema.sections import COMPUTING, ENGINELESS, ROUTER
-from pdcluster_schema.text import and_more
 from pdcluster_schema.workload import Workload, WorkloadId
 
 
@@ -96,33 +94,6 @@ class RollingPlan:
         """True if workloads of the old revision stay, without workers too, to go back to."""
         gate = self.inputs.gate
         return self._has_gates if gate is None else gate.is_open
-
-    @cached_property
-    def origin(self) -> Origin | str:
-        """Revision to which the roll out can go back, or why it cannot."""
-        inputs, target = self.inputs, self.inputs.target
-        staying = [each for each in self.old if self.keeps_old or self.step.old.get(each)]
-        others = [each for each in staying if each.revision != target]
-        before = [each for each in others if each.revision == inputs.current] or others
-        revision = before[0].revision if before else target
-        templates = {} if before else dict(inputs.declared.templates)
-        for role in inputs.cluster.spec.roles.computing():
-            old = [each for each in staying if (each.role, each.revision) == (role, revision)]
-            if old:
-                templates[role] = max(old, key=lambda each: (self._size(each), each)).template
-        own = [each for each in staying if each.revision == revision]
-        if revision == target:  # roles that have not changed go on
-            states = inputs.existing.of_revision(target)
-            own += [each.id for each in states if not each.gone and inputs.declared.has(each.id)]
-        kept = {(each.role, each.pool, each.template) for each in own}
-        lacking = [
-            f"{size.role} pool {size.pool.name}"
-            for size in inputs.sizes
-            if (*size.key, templates.get(size.role, "")) not in kept
-        ]
-        if lacking:
-            return f"revision {revision} has no workers of {lacking[0]}{and_more(len(lacking))}"
-        return Origin(revision, {role: each for role, each in templates.items() if each})
 
     def _size(self, workload: WorkloadId) -> int:
         return self.inputs.size_before(workload) or 0

@@ -102,11 +102,12 @@ def _passed(old: Previous, new: Previous) -> Iterator[PlannedEvent]:
 
 
 def _appeared(old: Previous, new: Previous, kind: str) -> Iterator[PlannedEvent]:
-    """Event when a condition that is there only while it is true comes, or has another reason."""
+    """Event when a condition that is not there while all is well comes, or has another reason."""
     condition = new.condition(kind)
     if condition and condition["reason"] != old.reason(kind):
         is_request = condition["reason"] in (words.PAUSED_BY_USER, words.UNDONE)
-        yield PlannedEvent(kind, condition["message"], warning=not is_request)
+        name = kind if new.is_true(kind) else condition["reason"]
+        yield PlannedEvent(name, condition["message"], warning=not is_request)
 
 
 def _scaled(old: Previous, new: Previous) -> Iterator[PlannedEvent]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from pdcluster_api.plan.gates import as_rolled_back, read_gate
+from pdcluster_api.plan.gates import read_gate
 from pdcluster_api.plan.observed.state import (
     Attainment,
     Observed,
@@ -20,7 +20,6 @@ from tests.operator.pdcluster_api.plan.clusters import (
     Planned,
     condition_of,
     make_cluster,
-    plan_all,
     pool,
 )
 from tests.operator.pdcluster_api.plan.simulated import SimulatedCluster
@@ -59,7 +58,6 @@ class GatedCluster(SimulatedCluster):
 
     seconds: int = 0
     step_seconds: int = 20
-    command: str = ""
     faults: dict[str, str] = field(default_factory=dict)
     ended: dict[PoolPair, PairVerification] = field(default_factory=dict)
     commands: frozenset[str] = frozenset()
@@ -83,15 +81,12 @@ class GatedCluster(SimulatedCluster):
         return replace(
             found,
             worker_records=WorkerRecords(states, self.commands),
-            rollout_command=self.command,
             attainment=self.attainment,
             verifications=PairVerifications(dict(self.ended)),
         )
 
     def plan(self, cluster: PDCluster, now: str = "") -> Planned:
-        known = {*self.sets, *self.records}
-        as_it_runs = as_rolled_back(cluster, self.status, self.command, known)
-        return plan_all(as_it_runs, self.observe(), now or self.now)
+        return super().plan(cluster, now or self.now)
 
     def carry_out(self, plan: Planned, *, crash: bool = False) -> None:
         super().carry_out(plan, crash=crash)

@@ -1,5 +1,6 @@
 """A random walk over gated roll outs: the spec changes in the middle, twice and back, users pause,
-resume and undo, KV is damaged or cannot be verified, and the operator is killed.
+resume and undo, also after the end, KV is damaged or cannot be verified, and the operator is
+killed.
 
 Checked on every plan: the floor, the surge and the budget of a rolling roll out.
 At the end it is as declared, or waits with a reason, and goes on when a user resumes it.
@@ -93,6 +94,13 @@ class GatesMachine(RollingMachine):
             for workload in sorted({*self.existing.sets, *self.existing.pods}):
                 self.existing.step(workload)
             self.existing.seconds += 20
+
+    @rule(rounds=st.integers(1, 6))
+    def undo_after_the_end(self, rounds: int) -> None:
+        self.existing.command = ""
+        self.all_goes_on(20)
+        self.existing.command = f"undo {self.existing.generation}"
+        self.all_goes_on(rounds)
 
     def teardown(self) -> None:
         if not hasattr(self, "existing"):
