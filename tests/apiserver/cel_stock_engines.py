@@ -108,7 +108,17 @@ REPOSITORY, HUB = {"repo": "org/sql"}, "spec.model.adapters.0.huggingFace"
 OF_HUB = {"name": "sql", "huggingFace": {**REPOSITORY}}
 LOADED = at("spec.model.adapters", [SQL])
 
+ALLOWED = at("spec.model.runtimeAdapters", {"path": "/lora", "memory": "1Gi"})
+
 STOCK_CASES: list[Case] = [
+    (ALLOWED, both(vllm(), ALLOWED)),
+    (ALLOWED, both(ALLOWED, at("spec.model.runtimeAdapters.path", "lora"))),
+    (ALLOWED, both(ALLOWED, at("spec.model.runtimeAdapters.memory", "0"))),
+    *(
+        (ALLOWED, both(ALLOWED, at(f"spec.{place}.{size}", 2)))
+        for place in ("engine", "roles.prefill.engine")
+        for size in ("tensorParallelSize", "pipelineParallelSize", "dataParallelSize")
+    ),
     *_fields("spec.engine", same),
     (both(MIXED, sglang()), sglang()),
     (

@@ -342,6 +342,12 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         "them out",
         "spec.model.adapters",
     ),
+    (
+        both(vllm(), at("spec.model.runtimeAdapters", {"path": "/lora", "memory": "1Gi"})),
+        "spec.model.runtimeAdapters: is for our own engine, engine.type: pdcluster; leave it out, "
+        "or set engine.type: pdcluster",
+        "spec.model.runtimeAdapters",
+    ),
     *(
         (
             both(vllm(), at("spec.model.adapters", [{"name": "sql", **sources}])),

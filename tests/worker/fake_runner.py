@@ -59,6 +59,7 @@ class FakeRunner:
         self._begun: Batch | None = None
         self.depth = depth
         self.grammars = FakeGrammars()
+        self.adapters = None
 
     def prepare(self, batch: Batch) -> Batch:
         return batch

@@ -143,6 +143,9 @@ def _paths(spec: PDClusterSpec) -> Iterator[tuple[str, str, str]]:
             continue
         fix = "write the folder as the engine's container sees it"
         yield f"spec.model.adapters[{index}].path", adapter.path, fix
+    if spec.model.runtime_adapters is not None:
+        fix = "write the folder as the engine's container sees it"
+        yield "spec.model.runtimeAdapters.path", spec.model.runtime_adapters.path, fix
     for role in spec.roles.computing():
         drafts = spec.engine_of(role).speculation
         if drafts is not None and drafts.draft_model is not None:

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.alias_generators import to_snake
 
+from pdcluster_schema.ports import MAX_ADAPTERS
+from pdcluster_schema.quantities import Quantity
 from pdcluster_schema.section import Cel, Crd, Many, Rule, SpecSection, spelled
 from pdcluster_schema.values import ChatTemplate, HubRevision, ObjectName, Text
 
@@ -57,9 +59,6 @@ class HuggingFaceSpec(SpecSection):
     """
 
 
-MAX_ADAPTERS = 64
-
-
 class AdapterSpec(SpecSection):
     """A LoRA adapter of the model, which clients call by its name in place of the model's."""
 
@@ -88,6 +87,19 @@ class AdapterSpec(SpecSection):
             fix="give the one that the adapter comes from",
         ),
     )
+
+
+class RuntimeAdaptersSpec(SpecSection):
+    """LoRA adapters that clients load while workers run."""
+
+    path: Annotated[Text, Field(max_length=4096)]
+    """Folder below which they lie, an absolute path in the image or on a volume of podTemplate, or
+    with pvc a path below the volume's root; no other folder is read.
+    """
+    memory: Quantity
+    """Memory of each worker for all of them, counted beside the model's weights, in bytes or as a
+    quantity such as 512Mi; one that does not fit is refused.
+    """
 
 
 class ModelSpec(SpecSection):
@@ -148,6 +160,11 @@ class ModelSpec(SpecSection):
     there are none.
     """
 
+    runtime_adapters: RuntimeAdaptersSpec | None = None
+    """Allows POST /v1/load_lora_adapter and /v1/unload_lora_adapter at workers of our own engine,
+    each with adapters of its own; by default both are refused.
+    """
+
     RULES = (
         Rule(
             cel="!has(self.adapters) || self.adapters.all(a, a.name != self.name)",
@@ -165,6 +182,13 @@ class ModelSpec(SpecSection):
             "path must begin with /, since relative paths without pvc are for pdctl alone: write "
             "the folder as the engine's container sees it",
             ".adapters",
+        ),
+        Cel(
+            "!has(self.runtimeAdapters) || has(self.pvc) || "
+            "self.runtimeAdapters.path.startsWith('/')",
+            "path must begin with /, since relative paths without pvc are for pdctl alone: write "
+            "the folder as the engine's container sees it",
+            ".runtimeAdapters",
         ),
         Rule(
             cel="has(self.path) != has(self.huggingFace)",

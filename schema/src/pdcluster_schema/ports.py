@@ -13,6 +13,7 @@ PICKER_PORT = 9002  # of an endpoint picker, for gateways
 MAX_ENGINES = 8  # engine processes of one worker
 MAX_RANKS = 8  # of one pod: the accelerators of one machine
 MAX_WORKER_RANKS = 64  # of one worker, over all its pods
+MAX_ADAPTERS = 64  # LoRA adapters of one worker
 MAX_PODS = 16  # of one worker
 NUM_KV_PORTS = MAX_ENGINES * MAX_RANKS  # from KV_PORT on, as many as any revision may use
 NUM_UCX_PORTS = 128  # behind them: one for each rank and each network device of the machine

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel, to_snake
 
 from pdcluster_schema.accelerators import accelerators
+from pdcluster_schema.adapter_rules import adapter_rules
 from pdcluster_schema.engine_rules import engine_rule, engine_rules, given, value_or_default
 from pdcluster_schema.flexible_rules import flexible_rules
 from pdcluster_schema.kv_tier_rules import kv_tier_rules
@@ -28,7 +29,7 @@ from pdcluster_schema.section import Cel, Rule
 from pdcluster_schema.sections import COMPUTING, ROLES
 from pdcluster_schema.service import discovery_rules
 from pdcluster_schema.sleep_rules import sleep_rules
-from pdcluster_schema.stock_engine import PDCLUSTER_ONLY, SGLANG, STOCK_ONLY
+from pdcluster_schema.stock_engine import PDCLUSTER_ONLY, STOCK_ONLY
 from pdcluster_schema.stock_rules import front_end_rules, sglang_rules, stock_rules
 from pdcluster_schema.values import is_label
 from pdcluster_schema.workload import (
@@ -86,6 +87,7 @@ def spec_rules() -> Iterator[Cel | Rule]:
     yield from qos_rules()
     yield _picker_rule()
     yield from other_model_rules()
+    yield from adapter_rules()
     yield from rollout_rules()
     yield from _stock_engine_rules()
     yield from front_end_rules()
@@ -235,14 +237,6 @@ def _one_role_rules() -> Iterator[Rule]:
             "is for decode and mixed workers, and this holds for prefill",
             'set it in roles.decode.engine, or method: "Off" for prefill',
         ),
-    )
-    yield Rule(
-        cel="size(self.model.?adapters.orValue([])) == 0 || "
-        f"self.?engine.?type.orValue('pdcluster') != '{SGLANG}'",
-        holds=lambda spec: not spec.model.adapters or spec.engine.type != SGLANG,
-        reason="are not for engine.type: sglang",
-        fix="set another engine.type, or leave them out",
-        at="model.adapters",
     )
     yield Rule(
         cel="!(self.?routing.?relaying.?enabled.orValue(false)) || has(self.roles.router)",

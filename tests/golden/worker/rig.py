@@ -288,6 +288,7 @@ def _node(worker: WorkerContext, script: Script, scene: Scene) -> Any:
         verification=None,
         problem=lambda: None if worker.state == "ready" else f"this worker is {worker.state}",
         num_ingresses=lambda: 1,
+        decodes=lambda: decodes,
     )
 
 

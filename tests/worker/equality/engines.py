@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pdcluster_worker.config.engine import EngineConfig, KvCacheDtype
-from pdcluster_worker.config.worker import ModelConfig
+from pdcluster_worker.config.worker import ModelConfig, RuntimeAdaptersConfig
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.ports import Drafter, Transport
 from pdcluster_worker.engine.request import EngineRequest
@@ -68,6 +68,7 @@ class Model:
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         adapters: dict[str, str] | None = None,
+        runtime_adapters: RuntimeAdaptersConfig | None = None,
     ) -> None:
         settings = EngineConfig(
             block_size=BLOCK_SIZE,
@@ -81,7 +82,12 @@ class Model:
             pipeline_parallel_size=pipeline_parallel_size,
         )
         self.runner, self.cache, self.info = open_runner(
-            ModelConfig("tiny", str(folder), dtype, adapter_paths=adapters or {}), settings
+            ModelConfig(
+                *("tiny", str(folder), dtype),
+                adapter_paths=adapters or {},
+                runtime_adapters=runtime_adapters,
+            ),
+            settings,
         )
         self._limits = StepLimits.of(settings, self.info.max_model_len)
 

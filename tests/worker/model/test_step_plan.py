@@ -78,7 +78,7 @@ def test_decodes_come_first_among_the_sequences_wherever_their_rows_are(planner)
 
 def test_rows_of_an_adapter_are_together_wherever_they_are():
     limits = StepLimits(40, 4, longest=6 * SIZE, block_size=SIZE)
-    planner = StepPlanner(limits, adapters=["sql", "fr"])
+    planner = StepPlanner(limits, adapters={"sql": 0, "fr": 1})
     items = [("a", 6, 5, 1, "fr"), ("b", 9, 2, 3, ""), ("c", 3, 0, 3, "sql"), ("d", 4, 3, 1, "fr")]
     batch = [scheduled(*sizes, adapter=adapter) for *sizes, adapter in items]
     plan = planner.plan(Batch(tuple(batch)))

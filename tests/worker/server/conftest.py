@@ -9,7 +9,7 @@ import asyncio
 import json
 import socket
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.qos import AdmissionSpec
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.adapters import AdapterReply
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.overview import (
     ClusterOverview,
@@ -88,7 +89,9 @@ class ScriptedBackend:
 
     script: Callable[[RequestSpec], list[int]]
     model_name: str = "tiny"
-    adapters: Sequence[str] = ()
+    adapters: dict[str, str] = field(default_factory=dict)
+    adapters_called: list[tuple[str, ...]] = field(default_factory=list)
+    adapter_error: Exception | None = None
     max_model_len: int = 200
     vocab_size: int = 259
     length_note: str = ""
@@ -116,6 +119,22 @@ class ScriptedBackend:
     conditions: ConditionsOverview | None = None
     tiers: list[KvTier] = field(default_factory=list)  # of the decode worker
     states: dict[str, str] = field(default_factory=dict)  # by role; else ready
+
+    def adapter_calls(self) -> "ScriptedBackend":
+        return self
+
+    async def load(self, name: str, path: str) -> AdapterReply:
+        self._note("load", name, path)
+        return AdapterReply(0, f"weights of {path}", 100, 200)
+
+    async def unload(self, name: str) -> AdapterReply:
+        self._note("unload", name)
+        return AdapterReply(0, free_bytes=300)
+
+    def _note(self, *call: str) -> None:
+        self.adapters_called.append(call)
+        if self.adapter_error is not None:
+            raise self.adapter_error
 
     def overview(self) -> ClusterOverview:
         """A prefill and a decode worker; the KV of a request has moved since the last one."""

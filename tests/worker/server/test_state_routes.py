@@ -107,7 +107,7 @@ async def test_answers_carry_an_id_of_ours_and_log_the_clients(rig, http, caplog
 
 
 async def test_adapters_are_models_of_their_own_and_their_cache_is_apart(rig, http):
-    rig.backend.adapters = ("sql",)
+    rig.backend.adapters = {"sql": ""}
 
     cards = (await http.get("/v1/models")).json()["data"]
     answers = [

@@ -123,8 +123,14 @@ def answers_clients(cluster: PDCluster, role: str) -> bool:
 
 
 def requires_keys(cluster: PDCluster, role: str) -> bool:
-    """True if workers of a role check API keys."""
-    return cluster.spec.service.api_key_secret is not None and answers_clients(cluster, role)
+    """True if workers of a role check API keys: also those that load adapters for clients."""
+    has_clients = answers_clients(cluster, role) or loads_adapters(cluster, role)
+    return cluster.spec.service.api_key_secret is not None and has_clients
+
+
+def loads_adapters(cluster: PDCluster, role: str) -> bool:
+    """True if engines of a role load adapters while they run."""
+    return cluster.spec.model.runtime_adapters is not None and role not in ENGINELESS
 
 
 def engine_config(
@@ -211,13 +217,16 @@ def engine_file(
 
 def _adapters(cluster: PDCluster, role: str) -> dict[str, Any]:
     """Names, which every worker knows, and the folders where our own engine loads them."""
-    model = cluster.spec.model
-    if not model.adapters:
-        return {}
-    names = [each.name for each in model.adapters]
-    if role in ENGINELESS or cluster.spec.engine.is_stock:
-        return {"adapters": names}
-    return {"adapters": names, "adapterPaths": _adapter_paths(model)}
+    model, found = cluster.spec.model, dict[str, Any]()
+    if model.adapters:
+        found["adapters"] = [each.name for each in model.adapters]
+        if role not in ENGINELESS and not cluster.spec.engine.is_stock:
+            found["adapterPaths"] = _adapter_paths(model)
+    if model.runtime_adapters is not None and loads_adapters(cluster, role):
+        given = model.runtime_adapters
+        path = given.path if model.pvc is None else on_volume(given.path)
+        found["runtimeAdapters"] = {"path": path, "memory": given.memory}
+    return found
 
 
 def _adapter_paths(model: ModelSpec) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pdcluster_api.errors import StartError
 from pdcluster_api.manifests.model_source import hub_folder
@@ -87,12 +88,27 @@ def with_adapters(cluster: PDCluster, source: Path) -> PDCluster:
                 ]
             )
         found.append(adapter.model_copy(update={"path": str(folder)}))
-    adapted = model.model_copy(update={"adapters": tuple(found)})
+    changed: dict[str, Any] = {"adapters": tuple(found)} if found else {}
+    if model.runtime_adapters is not None:
+        path = str(_runtime_folder(model.runtime_adapters.path, model, source))
+        changed["runtime_adapters"] = model.runtime_adapters.model_copy(update={"path": path})
+    adapted = model.model_copy(update=changed)
     return (
         cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"model": adapted})})
-        if found
+        if changed
         else cluster
     )
+
+
+def _runtime_folder(path: str, model: ModelSpec, source: Path) -> Path:
+    """Raises InvalidObjectError where it is not on this machine."""
+    folder = source.absolute().parent / Path(path).expanduser()
+    if model.pvc is None and folder.is_dir():
+        return folder
+    where = f"in volume {model.pvc.claim_name}" if model.pvc else f"{folder}"
+    reason = f"is no folder of this machine: {where}"
+    fix = "give a folder that is here, and no pvc"
+    raise InvalidObjectError([Fault("spec.model.runtimeAdapters.path", reason, fix)])
 
 
 def folder_of(path: Path, option: str = "") -> Path:

@@ -32,6 +32,7 @@ from pdcluster_api.manifests.worker_config import (
     WorkerFileSettings,
     answers_clients,
     engine_file,
+    loads_adapters,
 )
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import GRACE_SECONDS, PICKER_PORT, WORKER_NAME
@@ -363,7 +364,8 @@ def _shared_cores(process: ProcessSpec, settings: RunSettings) -> dict[str, str]
 def _worker_settings(
     cluster: PDCluster, process: ProcessSpec, settings: RunSettings
 ) -> WorkerFileSettings:
-    has_keys = settings.api_keys is not None and answers_clients(cluster, process.role)
+    has_clients = answers_clients(cluster, process.role) or loads_adapters(cluster, process.role)
+    has_keys = settings.api_keys is not None and has_clients
     return WorkerFileSettings(
         model_path=str(settings.model_path),
         etcd_endpoints=settings.etcd_endpoints,

@@ -46,6 +46,7 @@ SERVED = at(
 )
 STOCK = vllm(env=[{"name": "A", "value": "1"}])
 ADAPTED = at("spec.model.adapters", [{"name": "sql", "path": "/sql"}])
+ALLOWED = at("spec.model.runtimeAdapters", {"path": "/lora", "memory": "1Gi"})
 OF_HUB = at("spec.model.adapters", [{"name": "sql", "huggingFace": {"repo": "org/sql"}}])
 OFFLOADED = both(
     at("spec.roles.prefill.pools.0.gpu", "H100"),
@@ -210,6 +211,8 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
         )
         for name in ("repo", "revision", "tokenSecret")
     },
+    "model.runtimeAdapters.path": (ALLOWED, at("spec.model.runtimeAdapters.path", "/other")),
+    "model.runtimeAdapters.memory": (ALLOWED, at("spec.model.runtimeAdapters.memory", "2Gi")),
     "engine.kvTiers.type": (no_change, TIERED),
     "engine.kvTiers.size": (TIERED, at("spec.engine.kvTiers.0.size", "2Gi")),
     "engine.kvTiers.path": (TIERED, at("spec.engine.kvTiers.0.path", "/other")),

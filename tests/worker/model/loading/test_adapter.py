@@ -17,14 +17,15 @@ from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.kv_size import check_memory
 from pdcluster_worker.model.loading.adapter import with_adapters
 from pdcluster_worker.model.loading.loader import load_model
-from pdcluster_worker.model.ops.adapter_arguments import PackedAdapters
+from pdcluster_worker.model.ops.adapter_arguments import PackedProduct
+from pdcluster_worker.model.ops.adapters import AdaptedProduct
 from pdcluster_worker.model.runner_loader import open_runner
 from tests.adapters import make_adapter
 
 FIX = "give an adapter without it, or merge it into a model of its own"
 SAVED = "give the folder as PEFT saved it"
 Q = "model.layers.0.self_attn.q_proj"
-OTHER = "give an adapter of this model, or leave it out of model.adapters"
+OTHER = "give an adapter of this model, or leave it out"
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +145,7 @@ WRONG = {
     ),
     "weights that are no numbers": (
         weights(lora("B"), torch.full((64, 8), float("nan"))),
-        f"sql: {Q} has a weight that is not finite in float32: train it again, or leave it out of "
-        "model.adapters",
+        f"sql: {Q} has a weight that is not finite in float32: train it again, or leave it out",
     ),
     "a scale that is no number": (
         settings(lora_alpha=float("nan")),
@@ -249,7 +249,7 @@ def test_counted_bytes_are_those_that_a_cpu_holds(tiny_folder, loaded, tmp_path,
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     for part in adapted.checkpoint.adapters[0].parts.values():
-        PackedAdapters([[part]], len(part.b), take)
+        PackedProduct(AdaptedProduct([part], len(part.b)), take)
     assert sum(taken) == adapted.adapter_bytes
 
 
@@ -269,4 +269,4 @@ def test_adapters_that_do_not_fit_are_refused_with_their_bytes(loaded, folder):
         f"{adapted.weight_bytes} bytes of weights ({adapted.adapter_bytes} of adapters) and 1000 "
         "of KV blocks do not fit into the memory of this worker"
     )
-    assert "leave some of model.adapters out" in str(refused.value)
+    assert "have less of model.adapters" in str(refused.value)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pdcluster_worker.model.ops.adapters import AdapterParts, LayerAdapters, LowRank
+from pdcluster_worker.model.ops.adapters import AdaptedProduct, LayerAdapters, LowRank, ProductParts
 from pdcluster_worker.model.ops.operations import Layers, Operations
 from pdcluster_worker.model.ops.reference import Reference
 from pdcluster_worker.model.step_plan import StepPlan
@@ -66,10 +66,19 @@ def random_rows(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return x.to(dtype), out.to(dtype)
 
 
-def adapted(ops: Operations, parts: AdapterParts, adapters: Sequence[int | None], dtype) -> Tensor:
+def adapted(
+    ops: Operations, parts: Sequence[ProductParts], adapters: Sequence[int | None], dtype
+) -> Tensor:
     x, out = random_rows(dtype)
-    ops.adapt(x, out, adapted_plan(adapters), ops.pack_adapters(parts, COLUMNS))
+    ops.adapt(x, out, adapted_plan(adapters), packed(ops, parts, COLUMNS))
     return out
+
+
+def packed(ops: Operations, parts: Sequence[ProductParts], columns: int):
+    """Each adapter in memory of its own."""
+    return ops.join_adapters(
+        [each for part in parts for each in ops.pack_adapter([AdaptedProduct(part, columns)])]
+    )
 
 
 @pytest.fixture
@@ -120,18 +129,34 @@ def test_adapters_that_leave_a_product_as_it_is_add_nothing(dtype, make_cpu):
     assert torch.equal(adapted(ops, [[None, None]] * 4, MIXED, dtype), plain)
 
 
+def test_a_place_without_an_adapter_changes_nothing_for_the_others(dtype, make_cpu, reference):
+    parts = parts_of(dtype)
+    for ops in (make_cpu(stored_step(HEADS, [(5, 1)], dtype)), reference):
+        x, out = random_rows(dtype)
+        places = [
+            each for part in parts for each in ops.pack_adapter([AdaptedProduct(part, COLUMNS)])
+        ]
+        ops.adapt(x, out, adapted_plan(MIXED), ops.join_adapters(places))
+        rows = [None if index == 1 else index for index in MIXED]
+        x, left = random_rows(dtype)
+        places[1] = None
+        ops.adapt(x, left, adapted_plan(rows), ops.join_adapters(places))
+        others = [row for row, index in enumerate(MIXED) if index != 1]
+        assert torch.equal(left[others], out[others])
+
+
 def adapted_layers(ops: Operations, step, dtype: torch.dtype, depth=WIDTH, inner=INNER) -> Layers:
     heads = HEADS.num_heads * HEADS.head_dim
     keys = HEADS.num_kv_heads * HEADS.head_dim
 
-    def packed(depth: int, *sizes: int):
-        return ops.pack_adapters(parts_of(dtype, depth, sizes), sum(sizes))
+    def product(depth: int, *sizes: int):
+        return packed(ops, parts_of(dtype, depth, sizes), sum(sizes))
 
     products = LayerAdapters(
-        packed(depth, heads, keys, keys),
-        packed(heads, depth),
-        packed(depth, inner, inner),
-        packed(inner, depth),
+        product(depth, heads, keys, keys),
+        product(heads, depth),
+        product(depth, inner, inner),
+        product(inner, depth),
     )
     plain = make_layers(ops, step, dtype, depth, inner)
     one, other = plain.each

@@ -152,7 +152,7 @@ async def test_a_schema_that_the_engine_refuses_is_named_as_this_api_names_it(ri
 
 
 async def test_models_have_what_anthropics_client_reads(rig, client):
-    rig.backend.adapters = ("sql",)
+    rig.backend.adapters = {"sql": ""}
     one, page = await client.models.retrieve("sql"), await client.models.list()
 
     assert (one.type, one.id, one.display_name) == ("model", "sql", "sql")

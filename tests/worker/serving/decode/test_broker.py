@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
@@ -223,3 +224,27 @@ async def test_broker_counts_what_the_kv_takes_on_its_way():
     pool.answer(near, "r", granted=True)
 
     assert await task is near
+
+
+async def test_broker_asks_only_workers_that_have_the_very_adapter():
+    """Without one the prompt is prefilled at home."""
+    without, other, same = (RecordingPeer(key) for key in "abc")
+    other.load = replace(other.load, adapters={"sql": "w2"})
+    same.load = replace(same.load, adapters={"sql": "w1"})
+    pool = Pool(without, other, same)
+    spec = RequestSpec(
+        "r",
+        [0] * 100,
+        SamplingParams(max_tokens=1, seed=0),
+        adapter="sql",
+        adapter_weights="w1",
+    )
+    pool.queue.add("r", 100, 0)
+    task = asyncio.create_task(pool.broker.acquire(spec, []))
+    await settle()
+    assert [peer.claims for peer in (without, other, same)] == [[], [], [("r", 100)]]
+    pool.answer(same, "r", granted=True)
+    assert await task is same
+
+    pool.peers = [without, other]
+    assert await pool.broker.acquire(spec, []) is None

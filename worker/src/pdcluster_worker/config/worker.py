@@ -34,6 +34,13 @@ ToolParserName = Literal[
 ReasoningParserName = Literal["auto", "none", "deepseek_r1", "qwen3"]
 
 
+class RuntimeAdaptersConfig(Section, frozen=True):
+    """path: the folder below which adapters may be loaded; memory: of all of them, in bytes."""
+
+    path: Annotated[str, msgspec.Meta(min_length=1)]
+    memory: Positive
+
+
 class ModelConfig(Section, frozen=True):
     name: str
     path: str
@@ -46,6 +53,7 @@ class ModelConfig(Section, frozen=True):
     adapters: tuple[str, ...] = ()  # LoRA adapters that clients may call in place of the model
     # their folders, by name, where our own engine computes
     adapter_paths: dict[str, str] = msgspec.field(default_factory=dict)
+    runtime_adapters: RuntimeAdaptersConfig | None = None  # None = none is loaded later
 
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from pdcluster_schema.text import quoted
 from pdcluster_worker.engine.block_pool import BlockPool, BlockState
 from pdcluster_worker.engine.request import EngineRequest, Status
 from pdcluster_worker.messages.engine_settings import EngineSettings
@@ -276,8 +275,6 @@ class BlockTables:
 
 def refusal(request: EngineRequest, settings: EngineSettings, num_more: int) -> str | None:
     """Reason why it can never run; num_more: tokens beyond the known ones that need room."""
-    if request.adapter and (reason := _adapter_refusal(request, settings)) is not None:
-        return reason
     num_tokens = request.num_tokens
     if num_tokens == 0:
         return "the prompt is empty: send at least one token"
@@ -297,21 +294,6 @@ def refusal(request: EngineRequest, settings: EngineSettings, num_more: int) -> 
     ):
         return reason
     return too_large(num_tokens + num_more, settings)
-
-
-def _adapter_refusal(request: EngineRequest, settings: EngineSettings) -> str | None:
-    if request.adapter not in settings.adapters:
-        known = ", ".join(sorted(settings.adapters)) or "none"
-        return (
-            f"adapter {quoted(request.adapter)} is not loaded here, which has {known}: give it in "
-            "model.adapters"
-        )
-    if not request.cache_salt:
-        return (
-            f"adapter {quoted(request.adapter)} has no cache_salt, without which its KV would be "
-            "found for the model: send the salt of its name"
-        )
-    return None
 
 
 def _target_refusal(

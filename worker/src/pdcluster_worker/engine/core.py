@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain
 
+from pdcluster_worker.engine.adapters import Adapters
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables, refusal
 from pdcluster_worker.engine.in_flight import InFlightSteps
@@ -39,10 +40,10 @@ from pdcluster_worker.engine.scheduler.base import GrammarQueue, Schedule
 from pdcluster_worker.engine.scheduler.policies import make_scheduler
 from pdcluster_worker.engine.sending import Sender
 from pdcluster_worker.engine.speculation import Speculation
-from pdcluster_worker.engine.stats import Reporter, token_message
+from pdcluster_worker.engine.stats import Reporter, failure_message, token_message
 from pdcluster_worker.engine.tier_ports import NO_TIERS, KVTierIO
-from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages import engine as messages
+from pdcluster_worker.messages.adapters import LoadAdapter, UnloadAdapter
 from pdcluster_worker.messages.engine import EngineInput, EngineOutput, RequestFailed
 from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.messages.requests import RequestSpec, Token, TransferTarget
@@ -101,6 +102,7 @@ class EngineCore:
             self._speculation = Speculation(
                 settings, self._tables, drafter, clock, counts, looks_ahead=looks_ahead
             )
+        self._adapters = Adapters(settings.adapters, runner.adapters)
         self._audit = PoolAuditor(self.pool, self._held_blocks, clock)
 
     @property
@@ -144,8 +146,15 @@ class EngineCore:
                 self._prefill(spec, target)
             case messages.Abort(request_id=request_id):
                 self._abort(request_id)
+            case _:
+                self._handle_control(message)
+
+    def _handle_control(self, message: EngineInput) -> None:
+        match message:
             case messages.DeferGroups(groups=groups, evicts=evicts):
                 self._scheduler.defer(groups, evicts=evicts)
+            case LoadAdapter() | UnloadAdapter():
+                self._outbox += self._adapters.handle(message)
             case messages.AskSnapshot():
                 self.pool.prefix_cache.begin_snapshot()
 
@@ -159,7 +168,8 @@ class EngineCore:
         # 5. Submit the batch to the model.
         # 6. Complete steps, the oldest first, until one more may be in flight; all if nothing was
         #    submitted: append tokens, find ends, send finished KV blocks, release.
-        # 7. Report statistics and changes of the prefix cache.
+        # 7. Take adapters that are loaded, drop those that no request has any more.
+        # 8. Report statistics and changes of the prefix cache.
         started = self._clock()
         self._take_events()
         self._make_way()
@@ -179,6 +189,7 @@ class EngineCore:
             self._reads.save()
         if delayer is not None:
             delayer.finish(len(schedule.admitted), scheduler.num_requests == 0, started)
+        self._outbox += self._adapters.settle(chain(self._requests.values(), self._leaving))
         self._outbox += self._reporter.report(idle=not self.has_work)
         outbox, self._outbox = self._outbox, []
         return outbox
@@ -233,7 +244,8 @@ class EngineCore:
             logger.warning("ignored a repeated request id request=%s", spec.request_id)
             return None
         request = EngineRequest.from_spec(spec, self._clock(), target)
-        reason = refusal(request, self._settings, num_more)
+        reason = self._adapters.refusal(request) if request.adapter else None
+        reason = reason or refusal(request, self._settings, num_more)
         if reason is None and target is not None and target.epoch in self._sender:
             reason = "target.epoch is in use by another request: every transfer needs a fresh one"
         if reason is not None:
@@ -271,7 +283,7 @@ class EngineCore:
         for request, error in self._grammar_queue.settle():
             self._touch()
             if error is not None:
-                self._refuse(request, error)
+                self._fail(request, error, is_refusal=True)
 
     def _make_way(self) -> None:
         if self._in_flight and (
@@ -349,22 +361,12 @@ class EngineCore:
             request.status = Status.SENDING
         return token_message(request, sample, finish, now)
 
-    def _refuse(self, request: EngineRequest, error: RequestError) -> None:
-        name, message = request.request_id, error.message
-        self._outbox.append(RequestFailed(name, message, is_refusal=True, param=error.param))
-        self._end(request)
-
     def _write_full(self, request: EngineRequest, now: float) -> None:
         if request.target is not None and request.target.epoch in self._sender:
             self._sender.write_full(request, request.target, now)
 
-    def _fail(self, request: EngineRequest, error: Exception) -> None:
-        if isinstance(error, RequestError) and error.status == 400:
-            self._refuse(request, error)
-            return
-        why = str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}"
-        reason = f"the model failed on this request: {why}"
-        self._outbox.append(RequestFailed(request.request_id, reason))
+    def _fail(self, request: EngineRequest, error: Exception, *, is_refusal: bool = False) -> None:
+        self._outbox.append(failure_message(request, error, is_refusal=is_refusal))
         self._end(request)
 
     def _end(self, request: EngineRequest) -> None:

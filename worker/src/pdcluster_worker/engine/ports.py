@@ -80,12 +80,38 @@ class Grammars(Protocol):
         """Counts since the last call."""
 
 
+class LoadedAdapter(NamedTuple):
+    weights: str  # fingerprint
+    num_bytes: int  # that it takes
+
+
+class AdapterLoader(Protocol):
+    """LoRA adapters that come and go while the engine runs."""
+
+    @property
+    def free_bytes(self) -> int:
+        """Room for further ones."""
+
+    def begin(self, name: str, path: str) -> None:
+        """Begin to load; steps go on."""
+
+    def take(self) -> list[tuple[str, LoadedAdapter | RequestError]]:
+        """By name, those that are loaded or refused since the last call."""
+
+    def remove(self, name: str) -> None:
+        """Free one that no step has any more."""
+
+
 class ModelRunner(Protocol):
     """Runs steps of the model over the paged KV cache that it owns, one after another."""
 
     @property
     def grammars(self) -> Grammars:
         """Grammars of the requests that have a constraint; a batch holds only open ones."""
+
+    @property
+    def adapters(self) -> AdapterLoader | None:
+        """None where only those that were loaded with the model are served."""
 
     @property
     def depth(self) -> int:

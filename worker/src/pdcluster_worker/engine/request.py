@@ -62,6 +62,7 @@ class EngineRequest:
     block_hashes: list[bytes] = field(default_factory=list)
     cache_salt: bytes = b""
     adapter: str = ""  # that computes it; "" = the model alone
+    adapter_weights: str = ""
     tenant: str = ""
     verify_transfer: bool = False
     scheduled_seconds: float | None = None  # of the engine's clock: when it first got a slot here
@@ -85,6 +86,7 @@ class EngineRequest:
             target=target,
             cache_salt=spec.cache_salt,
             adapter=spec.adapter,
+            adapter_weights=spec.adapter_weights,
             tenant=spec.tenant,
             verify_transfer=spec.verify_transfer,
         )

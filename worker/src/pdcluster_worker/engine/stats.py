@@ -13,7 +13,8 @@ from pdcluster_worker.engine.receiving import Receiver
 from pdcluster_worker.engine.request import Batch, EngineRequest, Finish
 from pdcluster_worker.engine.scheduler.base import GrammarQueue, Scheduler
 from pdcluster_worker.engine.sending import Sender
-from pdcluster_worker.messages.engine import EngineOutput, EngineStats, EngineTotals
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.engine import EngineOutput, EngineStats, EngineTotals, RequestFailed
 from pdcluster_worker.messages.requests import Token
 
 STATS_INTERVAL_SECONDS = 0.1
@@ -106,6 +107,15 @@ class Counters(EngineTotals):
         taken |= {"drafted": list(self.drafted), "accepted": list(self.accepted)}
         self.steps, self.batches = [], []
         return taken
+
+
+def failure_message(request: EngineRequest, error: Exception, *, is_refusal: bool) -> RequestFailed:
+    """is_refusal: whatever the status of the error."""
+    name = request.request_id
+    if isinstance(error, RequestError) and (is_refusal or error.status == 400):
+        return RequestFailed(name, error.message, is_refusal=True, param=error.param)
+    why = str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}"
+    return RequestFailed(name, f"the model failed on this request: {why}")
 
 
 def token_message(

@@ -8,6 +8,12 @@ from typing import Literal, get_args
 
 import msgspec
 
+from pdcluster_worker.messages.adapters import (
+    AdapterReply,
+    LoadAdapter,
+    ResidentAdapters,
+    UnloadAdapter,
+)
 from pdcluster_worker.messages.facts import OWN_KV, DeviceFacts, KVGeometry
 from pdcluster_worker.messages.requests import RequestSpec, Token, TransferTarget
 
@@ -116,6 +122,8 @@ EngineInput = (
     | Prefill
     | Abort
     | DeferGroups
+    | LoadAdapter
+    | UnloadAdapter
     | AskSnapshot
     | Ping
     | Stop
@@ -353,6 +361,8 @@ EngineOutput = (
     | PrefillFailed
     | FetchFailed
     | RequestFailed
+    | AdapterReply
+    | ResidentAdapters
     | Preempted
     | BlockEvents
     | EngineStats

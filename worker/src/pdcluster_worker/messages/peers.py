@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from pdcluster_schema.ports import MAX_ADAPTERS
 from pdcluster_schema.sections import ENGINELESS
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.facts import KVGeometry
@@ -77,6 +78,8 @@ class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     remote_prefills: Count = 0  # of a decode worker: prompts so far, by the place of their prefill
     local_prefills: Count = 0
     tiers: tuple[TierLoad, ...] = ()  # the fastest first
+    # fingerprints of those that were loaded while it runs, by name
+    adapters: Annotated[dict[str, str], Meta(max_length=MAX_ADAPTERS)] = {}
 
     @property
     def store(self) -> str:

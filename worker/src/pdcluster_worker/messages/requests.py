@@ -1,5 +1,6 @@
 """Requests and tokens as they travel: between server and engine process, and between workers."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -105,11 +106,19 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     verify_transfer: bool = False  # compare checksums of its KV, and report what arrived
     tenant: str = ""  # name of the API key that it came with; "" = none is asked for
     adapter: str = ""  # name of the LoRA adapter that computes it; "" = the model alone
+    adapter_weights: str = ""  # their fingerprint; "" = of one of model.adapters
     images: list[Image] = []  # in their order, for a stock engine alone
 
     @property
     def num_tokens(self) -> int:
         return len(self.prompt) + len(self.output)
+
+    def runs_with(self, adapters: Mapping[str, str]) -> bool:
+        """Return whether a worker with these has the very adapter that it names.
+
+        adapters: fingerprints of those that were loaded while the worker runs, by name.
+        """
+        return not self.adapter_weights or adapters.get(self.adapter) == self.adapter_weights
 
 
 class TransferTarget(msgspec.Struct, frozen=True):

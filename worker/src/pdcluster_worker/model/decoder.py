@@ -1,11 +1,13 @@
 """Our decoder for llama-like models: embedding, layers and head, on whatever device they run."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from pdcluster_worker.model.ops.adapters import NOT_ADAPTED, LayerAdapters, PackedAdapter
 from pdcluster_worker.model.ops.experts import Experts
 from pdcluster_worker.model.ops.operations import Layers, Norm, Operations, Packed, Rotation
 from pdcluster_worker.model.step_plan import StepPlan
@@ -48,11 +50,34 @@ class Decoder(Forward):
 
     def __init__(self, operations: Operations, weights: DecoderWeights) -> None:
         self.operations = operations
+        self.adapters: Sequence[PackedAdapter | None] = ()
         self._weights = weights
         self._step = operations.prepare(self._compute)
 
     def logits(self, plan: StepPlan) -> Tensor:
         return self._step(plan)
+
+    def adapt(self, adapters: Sequence[PackedAdapter | None]) -> None:
+        """From the next step on these adapters, by the numbers that plans have; None = no longer
+        there.
+        """
+        self.adapters = adapters
+        layers = self._weights.layers
+        present = any(adapters)
+        each = [
+            replace(layer, adapted=self._joined(index, adapters) if present else None)
+            for index, layer in enumerate(layers.each)
+        ]
+        self._weights = replace(self._weights, layers=replace(layers, each=each))
+
+    def _joined(self, layer: int, adapters: Sequence[PackedAdapter | None]) -> LayerAdapters:
+        places = [NOT_ADAPTED if each is None else each[layer] for each in adapters]
+        return LayerAdapters(
+            *(
+                self.operations.join_adapters(products) if any(products) else None
+                for products in zip(*places, strict=True)
+            )
+        )
 
     def _compute(self, plan: StepPlan) -> Tensor:
         ops, weights = self.operations, self._weights

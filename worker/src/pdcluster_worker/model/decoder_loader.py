@@ -10,8 +10,15 @@ from torch.nn import functional
 
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.decoder import Decoder, DecoderWeights
+from pdcluster_worker.model.loading.adapter import AdapterTarget
 from pdcluster_worker.model.loading.checkpoint import EMBEDDING, NORM, Checkpoint, Linear
-from pdcluster_worker.model.ops.adapters import Adapted, LayerAdapters, LowRank
+from pdcluster_worker.model.ops.adapters import (
+    AdaptedProduct,
+    Adapter,
+    LayerAdapters,
+    LowRank,
+    PackedAdapter,
+)
 from pdcluster_worker.model.ops.cpu import CpuOperations
 from pdcluster_worker.model.ops.experts import Experts
 from pdcluster_worker.model.ops.kernel_arguments import KINDS
@@ -55,7 +62,10 @@ def open_decoder(
         )
     shape = rank.shape(checkpoint.architecture.attention)
     operations = make_operations(cache, shape, limits, invariant=invariant, group=group)
-    return Decoder(operations, pack_decoder(checkpoint, limits.longest, operations, rank))
+    decoder = Decoder(operations, pack_decoder(checkpoint, limits.longest, operations, rank))
+    target = AdapterTarget.of(checkpoint)
+    decoder.adapt([pack_adapter(each, target, operations, rank) for each in checkpoint.adapters])
+    return decoder
 
 
 def make_operations(
@@ -165,7 +175,6 @@ def _layer(checkpoint: Checkpoint, index: int, operations: Operations, rank: Par
         rotates=architecture.rotates[index],
         window=architecture.windows[index],
         sinks=_sinks(checkpoint, path, operations, rank) if architecture.family.has_sinks else None,
-        adapted=_adapters(checkpoint, index, operations, rank) if checkpoint.adapters else None,
     )
 
 
@@ -199,42 +208,49 @@ def _sinks(checkpoint: Checkpoint, path: str, operations: Operations, rank: Para
     return operations.place(sinks[share].to(checkpoint.dtype).float().clone())
 
 
-def _adapters(
-    checkpoint: Checkpoint, index: int, operations: Operations, rank: ParallelRank
-) -> LayerAdapters:
+def pack_adapter(
+    adapter: Adapter, target: AdapterTarget, operations: Operations, rank: ParallelRank = ONE_RANK
+) -> PackedAdapter:
     """The rank's part: its rows of B where outputs are divided, else its columns of A.
 
     Experts have none.
     """
+    layers = rank.layers(target.architecture.num_layers)
+    products = [_adapted_products(adapter, target, index, rank) for index in layers]
+    packed = iter(operations.pack_adapter([one for each in products for one in each if one]))
+    return [LayerAdapters(*(one and next(packed) for one in each)) for each in products]
+
+
+def _adapted_products(
+    adapter: Adapter, target: AdapterTarget, index: int, rank: ParallelRank
+) -> Sequence[AdaptedProduct | None]:
+    """Those of a layer, in the order of `LayerAdapters`."""
     path = f"model.layers.{index}"
 
-    def converted(a: Tensor, b: Tensor, part: LowRank) -> LowRank:
-        return replace(part, a=a.to(checkpoint.dtype), b=b.to(checkpoint.dtype))
+    def converted(a: Tensor, b: Tensor, part: LowRank, first: int = 0) -> LowRank:
+        return replace(part, a=a.to(target.dtype), b=b.to(target.dtype), first=first)
 
-    def outputs(*names: str) -> Adapted:
-        parts: list[list[LowRank | None]] = [[] for _ in checkpoint.adapters]
+    def outputs(*names: str) -> AdaptedProduct:
+        parts: list[LowRank | None] = []
         first = 0
         for name in names:
-            share = rank.share(checkpoint.shape(f"{path}.{name}")[0])
-            for adapter, own in zip(checkpoint.adapters, parts, strict=True):
-                part = adapter.parts.get(f"{path}.{name}")
-                own.append(part and replace(converted(part.a, part.b[share], part), first=first))
+            share = rank.share(target.shapes[f"{path}.{name}.weight"][0])
+            part = adapter.parts.get(f"{path}.{name}")
+            parts.append(part and converted(part.a, part.b[share], part, first))
             first += share.stop - share.start
-        return operations.pack_adapters(parts, first)
+        return AdaptedProduct(parts, first)
 
-    def inputs(name: str) -> Adapted:
-        columns, depth = checkpoint.shape(f"{path}.{name}")
-        share = rank.share(depth)
-        found = [adapter.parts.get(f"{path}.{name}") for adapter in checkpoint.adapters]
-        parts = [[part and converted(part.a[:, share], part.b, part)] for part in found]
-        return operations.pack_adapters(parts, columns)
+    def inputs(name: str) -> AdaptedProduct:
+        columns, depth = target.shapes[f"{path}.{name}.weight"]
+        part, share = adapter.parts.get(f"{path}.{name}"), rank.share(depth)
+        return AdaptedProduct([part and converted(part.a[:, share], part.b, part)], columns)
 
-    is_mixed = checkpoint.architecture.is_mixed(index)
-    return LayerAdapters(
-        qkv=outputs("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        out=inputs("self_attn.o_proj"),
-        gate_up=None if is_mixed else outputs("mlp.gate_proj", "mlp.up_proj"),
-        down=None if is_mixed else inputs("mlp.down_proj"),
+    is_mixed = target.architecture.is_mixed(index)
+    return (
+        outputs("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        inputs("self_attn.o_proj"),
+        None if is_mixed else outputs("mlp.gate_proj", "mlp.up_proj"),
+        None if is_mixed else inputs("mlp.down_proj"),
     )
 
 

@@ -156,7 +156,7 @@ def check_memory(
         adapters = f" ({adapter_bytes} of adapters)" if adapter_bytes else ""
         steps = f", {expert_bytes} for experts of a step" if expert_bytes else ""
         shorter = " or engine.maxBatchedTokens" if expert_bytes else ""
-        fewer = ", leave some of model.adapters out" if adapter_bytes else ""
+        fewer = ", have less of model.adapters or model.runtimeAdapters" if adapter_bytes else ""
         raise ModelError(
             f"{weight_bytes} bytes of weights{adapters}{tier}{steps} and {kv_bytes} of KV blocks"
             f"{each if engine.data_parallel_size > 1 else ''} do not fit into the memory of this "

@@ -16,6 +16,7 @@ from itertools import accumulate, islice
 import torch
 from torch import Tensor
 
+from pdcluster_worker.config.worker import RuntimeAdaptersConfig
 from pdcluster_worker.engine.in_flight import verified
 from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds, execute
 from pdcluster_worker.engine.request import (
@@ -29,10 +30,12 @@ from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.decoder import Decoder, Forward
 from pdcluster_worker.model.kv_cache import DeviceKVCache, KVCache
+from pdcluster_worker.model.loading.adapter import AdapterTarget
 from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.ops.kernel_object import Kernels, find_kernels
 from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache
 from pdcluster_worker.model.prompt_logprobs import PromptLogprobs, PromptRow, prompt_rows
+from pdcluster_worker.model.runtime_adapters import RuntimeAdapters
 from pdcluster_worker.model.sampling.sampler import Sampler
 from pdcluster_worker.model.step_plan import StepLimits, StepPlan, StepPlanner, row_sizes
 from pdcluster_worker.structured_output.grammar_cache import GrammarCache
@@ -118,6 +121,8 @@ class Runner:
         self.forward = forward
         self.kv_channels: Sequence[socket.socket] = ()
         self.threads = StepThreads()
+        self.adapters: RuntimeAdapters | None = None
+        self.adapter_places = {name: place for place, name in enumerate(info.adapters)}
         self.depth = depth
         self._pool: ThreadPoolExecutor | None = None
         if in_thread:  # OpenMP and torch keep a number for each thread that begins products
@@ -128,7 +133,7 @@ class Runner:
         self._max_tokens = limits.max_tokens
         # A plan is read until its step has ended: each step in flight has a planner's arrays.
         self._planners = deque(
-            _planner(limits, info.adapters, pads=forward.operations.pads_rows)
+            _planner(limits, self.adapter_places, pads=forward.operations.pads_rows)
             for _ in range(self.depth)
         )
         self.grammars = GrammarCache(info.vocab_size)
@@ -223,6 +228,11 @@ class Runner:
         self.grammars.forget(request_id)
         self._prompts.forget(request_id)
 
+    def allow_adapters(self, settings: RuntimeAdaptersConfig, target: AdapterTarget) -> None:
+        """From now on adapters may come and go."""
+        assert isinstance(self.forward, Decoder), "adapters are of our own decoder"
+        self.adapters = RuntimeAdapters(settings, target, self.forward, self.adapter_places)
+
     def close(self) -> None:
         """Waits for the running step; ends other ranks."""
         if self._pool is not None:
@@ -281,7 +291,7 @@ def share_threads(cores: SharedCores | None, runners: Sequence[Runner]) -> StepT
     return threads
 
 
-def _planner(limits: StepLimits, adapters: Sequence[str], *, pads: bool) -> StepPlanner:
+def _planner(limits: StepLimits, adapters: Mapping[str, int], *, pads: bool) -> StepPlanner:
     """Raises ModelError where its arrays do not fit into memory."""
     try:
         return StepPlanner(limits, pads=pads, adapters=adapters)

@@ -18,7 +18,7 @@ from pdcluster_worker.model.decoder_loader import make_operations, open_decoder
 from pdcluster_worker.model.generic import Generic, pack_linears
 from pdcluster_worker.model.kv_cache import DeviceKVCache, KVCache, open_cache
 from pdcluster_worker.model.kv_size import fit_length, stored_kv
-from pdcluster_worker.model.loading.adapter import with_adapters
+from pdcluster_worker.model.loading.adapter import AdapterTarget, with_adapters
 from pdcluster_worker.model.loading.loader import LoadedModel, ModelInfo, load_model
 from pdcluster_worker.model.memory import release_library_pages
 from pdcluster_worker.model.parallel.ranks import OnDeath, RankProcesses, rank_threads
@@ -108,7 +108,7 @@ def _open(
         kv_dtype=engine.kv_cache_dtype,
         quantization=engine.quantization,
     )
-    loaded = with_adapters(loaded, model.adapter_paths)
+    loaded = with_adapters(loaded, model.adapter_paths, model.runtime_adapters)
     try:
         runner, cache = (
             _make(loaded, engine, device, drafts_for)
@@ -122,6 +122,8 @@ def _open(
             f"no memory for packed weights of {loaded.weight_bytes} bytes beside the model: {e}"
         ) from e
     runner.grammars.folder = path
+    if model.runtime_adapters is not None and loaded.checkpoint is not None:
+        runner.allow_adapters(model.runtime_adapters, AdapterTarget.of(loaded.checkpoint))
     del loaded  # frees the weights that are packed now
     gc.collect()
     release_library_pages()

@@ -3,9 +3,10 @@
 One scheduled token is a decode, more are a prefill chunk, each draft is a decode of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -170,14 +171,21 @@ class _TableRow:
 
 
 class StepPlanner:
-    """Keeps its arrays and the block tables of recent requests.  adapters: in their order."""
+    """Keeps its arrays and the block tables of recent requests.
+
+    adapters: their places, by name; others may come and go.
+    """
 
     def __init__(
-        self, limits: StepLimits, *, pads: bool = True, adapters: Sequence[str] = ()
+        self,
+        limits: StepLimits,
+        *,
+        pads: bool = True,
+        adapters: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._size = limits.block_size
         self._pads = pads
-        self._adapters = {name: index for index, name in enumerate(adapters)}
+        self._adapters = adapters
         rows, sequences = padded_rows(limits.max_tokens), limits.max_sequences
         self._rows = np.zeros((3, rows), np.int64)
         self._sequences = np.zeros((4, max(sequences, limits.max_decode_rows)), np.int32)

@@ -162,6 +162,8 @@ def _serve(
     transport = _open_transport(config, memory, runner, engine_id, mailbox)
     settings = _settings(config, info, memory.num_blocks)
     runner.grammars.on_change = mailbox.wake
+    if runner.adapters is not None:
+        runner.adapters.on_change = mailbox.wake
     delayer = _delayer(config.engine.prefill_delayer, engine_rank)
     drafter = make_drafter(config.engine, drafting, info)
     tiers = open_kv_tiers(config.engine, memory, runner, mailbox.wake)

@@ -96,6 +96,7 @@ class ServerProcess:
             group.engines,
             config.model.adapters,
             may_compile=config.engine.type != "pdcluster",
+            loads_adapters=config.model.runtime_adapters is not None,
         )
         self._ending: list[asyncio.Task[None]] = []  # runtimes of former roles
         group.report_children(self._watch)

@@ -19,6 +19,7 @@ from pdcluster_worker import __version__
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.qos.tenants import Tenants
+from pdcluster_worker.server.adapter_routes import adapter_routes
 from pdcluster_worker.server.anthropic.route import COUNT_PATH, message_routes
 from pdcluster_worker.server.errors import MESSAGES, error_handlers, response_for
 from pdcluster_worker.server.generation.chat_answer import ParserNames, model_parsers
@@ -91,6 +92,7 @@ def create_app(
         *tokenize_routes(serving, reader),
         *message_routes(serving, reader),
         *response_routes(serving, reader),
+        *adapter_routes(backend, reader, serving.others),
         *page_routes(backend.overview, backend.model_name if tenant_of is None else "MODEL", clock),
     ]
     return _application(
@@ -123,11 +125,17 @@ def create_prefill_app(
         )
 
     paths = (CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE, MESSAGES, COUNT_PATH, RESPONSES, EMBEDDINGS)
-    routes = [Route(path, refuse, methods=["POST"]) for path in paths]
+    limits = limits or _limits_by(policy)
+    reader = BodyReader(lambda: policy().admission.max_body_bytes, limits)
+    others = OtherModels(policy, metrics, OpenAnswers())
+    routes = [
+        *(Route(path, refuse, methods=["POST"]) for path in paths),
+        *adapter_routes(worker, reader, others),
+    ]
     return _application(
         *(routes, worker, metrics, policy, clock),
         tenant_of=tenant_of,
-        limits=limits or _limits_by(policy),
+        limits=limits,
         traces=traces or RecentTraces(),
     )
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.routing.decode_choice import NO_HINTS, RouteHints
 from pdcluster_worker.routing.qos.load_shedding import aged
+from pdcluster_worker.serving.engines.adapter_calls import AdapterCalls
 from pdcluster_worker.serving.engines.engines import Engines
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.ingress.wait_queue import WaitQueue
@@ -37,7 +39,7 @@ class ServingBackend:
         adapters: Sequence[str] = (),
     ) -> None:
         self.model_name = model_name
-        self.adapters = adapters
+        self._declared = dict.fromkeys(adapters, "")
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.length_note = ""
@@ -47,6 +49,21 @@ class ServingBackend:
 
     def serve(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """Those of `model.adapters`, and those that workers have loaded later, with their
+        fingerprints: of two with one name this worker's, else those that most workers have.
+        """
+        runtime = self._runtime
+        if runtime is None:
+            return self._declared
+        found = Counter(each for peer in runtime.decodes() for each in peer.load.adapters.items())
+        others = {name: weights for (name, weights), _ in reversed(found.most_common())}
+        return {**self._declared, **others, **runtime.worker.adapters}
+
+    def adapter_calls(self) -> AdapterCalls:
+        raise NotImplementedError
 
     def ready(self) -> str | None:
         raise NotImplementedError
@@ -106,6 +123,7 @@ class WorkerBackend(ServingBackend):
     """A worker with engines.  waits_for: why it is not ready until it serves.
 
     may_compile: an engine that stalls is alive until it is given up.
+    loads_adapters: while it runs, by model.runtimeAdapters.
     """
 
     def __init__(
@@ -115,8 +133,10 @@ class WorkerBackend(ServingBackend):
         adapters: Sequence[str] = (),
         *,
         may_compile: bool = False,
+        loads_adapters: bool = False,
     ) -> None:
         super().__init__(model_name, adapters=adapters)
+        self._loads_adapters = loads_adapters
         self._may_compile = may_compile
         self.waits_for = "the engine is loading the model"
         self._engines = engines
@@ -130,6 +150,19 @@ class WorkerBackend(ServingBackend):
         self.vocab_size = facts.vocab_size
         self.device = facts.device
         self.scheduler = facts.scheduler
+
+    def adapter_calls(self) -> AdapterCalls:
+        """Raises RequestError: 403 where it is not allowed, 503 while the engine loads."""
+        if not self._loads_adapters:
+            raise RequestError(
+                "adapters are neither loaded nor unloaded here while workers run: set "
+                "model.runtimeAdapters of the PDCluster",
+                status=403,
+                code="runtime_adapters_off",
+            )
+        if self.is_loading or self._problem() is not None:
+            raise self._not_ready()
+        return self._engines.first.client.adapters
 
     def wait(self, what: str) -> None:
         self.waits_for = what
@@ -224,6 +257,12 @@ class RouterBackend(ServingBackend):
     def alive(self) -> str | None:
         """None: it has no engine that could die."""
         return None
+
+    def adapter_calls(self) -> AdapterCalls:
+        raise RequestError(
+            "a router has no engine to load adapters: send this to each worker that is to have it",
+            status=404,
+        )
 
     def shortfall(self) -> str | None:
         """Reason why no decode worker takes requests; None while one does."""

@@ -2,17 +2,16 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from pdcluster_schema.policy import PolicyConfig
-from pdcluster_schema.text import shortened
 from pdcluster_worker.config.worker import NO_ACCELERATOR, Role
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.block_hash import request_hashes
 from pdcluster_worker.messages.engine import BlockEvents, EngineReady, EngineStats, PrefillDone
-from pdcluster_worker.messages.peers import PrefillPlace, Report, TierLoad, WorkerLoad
+from pdcluster_worker.messages.peers import PrefillPlace, Report, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.records import StoppedTier, WorkerState
@@ -23,11 +22,11 @@ from pdcluster_worker.routing.prefill_choice import (
     RemoteRatio,
 )
 from pdcluster_worker.routing.prefix_index import PrefixIndex, credited
-from pdcluster_worker.serving.disaggregation_stats import MAX_REASON
 from pdcluster_worker.serving.engines.client import EngineStalledError
 from pdcluster_worker.serving.engines.engines import Engine, Engines
 from pdcluster_worker.serving.estimation import Estimation
 from pdcluster_worker.serving.group_order import GroupOrder
+from pdcluster_worker.serving.tier_reports import stopped_tiers, tier_loads
 from pdcluster_worker.stock_engine.front_end import StockFrontEnd
 from pdcluster_worker.tracing.request_trace import RecentTraces
 
@@ -123,6 +122,8 @@ class WorkerContext:
         self.estimation.on_change = order.update
         self._export_queues()
         self._export_engines()
+        for engine in self.engines:
+            engine.client.adapters.on_change = self.notify_peers
         if self._facts is not None:
             self.note_transport(self._facts.transport)
 
@@ -259,7 +260,7 @@ class WorkerContext:
             engine.client.stats for engine in self.engines if engine.client.stats is not None
         ]
         if not reported:
-            return WorkerLoad(state=state, total_blocks=total_blocks)
+            return WorkerLoad(state=state, total_blocks=total_blocks, adapters=self.adapters)
         local_requests, local_tokens = self._waiting_for_blocks()
         return WorkerLoad(
             # whatever holds blocks here
@@ -285,8 +286,22 @@ class WorkerContext:
             kv_bytes=sum(stats.bytes_sent + stats.bytes_received for stats in reported),
             remote_prefills=self.num_prefills["remote"],
             local_prefills=self.num_prefills["local"],
-            tiers=_tiers(reported),
+            tiers=tier_loads(reported),
+            adapters=self.adapters,
         )
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Fingerprints of those that were loaded while an engine here runs, by name."""
+        return {
+            name: weights
+            for engine in self.engines
+            for name, weights in engine.client.adapters.resident.items()
+        }
+
+    def takes(self, spec: RequestSpec) -> bool:
+        """True if this new request of a client may run here."""
+        return self.takes_new and spec.runs_with(self.adapters)
 
     def matched_blocks(self, hashes: Sequence[bytes], num_own: int) -> int:
         """Leading blocks that this worker has, and has credit for in a store that it shares."""
@@ -296,7 +311,7 @@ class WorkerContext:
     @property
     def stopped_tiers(self) -> list[StoppedTier]:
         stats = (engine.client.stats for engine in self.engines)
-        return list(_stopped_tiers(each for each in stats if each is not None))
+        return list(stopped_tiers(each for each in stats if each is not None))
 
     async def reports(self) -> AsyncGenerator[Report, None]:
         """A snapshot, then load and cache changes each second and state change."""
@@ -376,24 +391,3 @@ def merge(events: list[BlockEvents]) -> tuple[list[bytes], list[bytes], bool]:
         final.update(dict.fromkeys(event.removed, False))
     removed = [] if is_whole else [h for h, stored in final.items() if not stored]
     return [h for h, stored in final.items() if stored], removed, is_whole
-
-
-def _stopped_tiers(reported: Iterable[EngineStats]) -> Iterator[StoppedTier]:
-    """One for each tier that has stopped in any engine."""
-    reasons = {tier.name: tier.reason for stats in reported for tier in stats.tiers if tier.reason}
-    for name, reason in reasons.items():
-        yield StoppedTier(name, shortened(reason, MAX_REASON))
-
-
-def _tiers(reported: list[EngineStats]) -> tuple[TierLoad, ...]:
-    """Tiers of several engines of a worker, which have the same, together."""
-    of_engines = zip(*(stats.tiers for stats in reported), strict=False)
-    return tuple(
-        TierLoad(
-            tiers[0].name,
-            sum(tier.stored for tier in tiers),
-            sum(tier.num_slots for tier in tiers),
-            "" if any(tier.reason for tier in tiers) else tiers[0].store,
-        )
-        for tiers in of_engines
-    )

@@ -7,14 +7,18 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
+from pdcluster_worker.config.worker import RuntimeAdaptersConfig
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.loading.architecture import Architecture
 from pdcluster_worker.model.loading.checkpoint import Checkpoint, expected_shapes
 from pdcluster_worker.model.loading.loader import LoadedModel
 from pdcluster_worker.model.ops.adapters import Adapter, LowRank
@@ -42,23 +46,50 @@ the model is what is left of them; one that PEFT saved converted has True there.
 """
 
 
-def with_adapters(loaded: LoadedModel, folders: Mapping[str, str]) -> LoadedModel:
-    """The model with its adapters, whose fingerprints are part of its own.  Raises ModelError.
+@dataclass(frozen=True, slots=True)
+class AdapterTarget:
+    """The model that adapters are for.  shapes: of its weights, by name."""
+
+    architecture: Architecture
+    dtype: torch.dtype
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> "AdapterTarget":
+        architecture = checkpoint.architecture
+        return cls(architecture, checkpoint.dtype, expected_shapes(architecture))
+
+
+def with_adapters(
+    loaded: LoadedModel, folders: Mapping[str, str], later: RuntimeAdaptersConfig | None = None
+) -> LoadedModel:
+    """The model with its adapters, whose fingerprints are part of its own, and the room that others
+    have.  Raises ModelError.
 
     folders: of the adapters, by name.
     """
-    if not folders:
+    if not folders and later is None:
         return loaded
-    if loaded.checkpoint is None:
+    checkpoint = loaded.checkpoint
+    if checkpoint is None:
+        field = "model.adapters" if folders else "model.runtimeAdapters"
         raise ModelError(
-            f"model.adapters needs our own decoder: {loaded.reason}; leave it out, or set "
+            f"{field} needs our own decoder: {loaded.reason}; leave it out, or set "
             "engine.type: vllm"
         )
+    if later is not None:
+        loaded = replace(
+            loaded,
+            weight_bytes=loaded.weight_bytes + later.memory,
+            adapter_bytes=later.memory,
+        )
+    if not folders:
+        return loaded
+    target = AdapterTarget.of(checkpoint)
     adapters = [
-        open_adapter(name, Path(path).expanduser(), loaded.checkpoint)
-        for name, path in folders.items()
+        open_adapter(name, Path(path).expanduser(), target) for name, path in folders.items()
     ]
-    num_bytes = sum(each.num_elements for each in adapters) * loaded.checkpoint.dtype.itemsize
+    num_bytes = sum(each.num_elements for each in adapters) * checkpoint.dtype.itemsize
     digest = hashlib.sha256(loaded.info.weights.encode())
     for each in sorted(adapters, key=lambda adapter: adapter.name):
         digest.update(f"\n{each.name}\n{each.fingerprint}".encode())
@@ -68,19 +99,20 @@ def with_adapters(loaded: LoadedModel, folders: Mapping[str, str]) -> LoadedMode
         loaded,
         info=replace(loaded.info, weights=digest.hexdigest(), adapters=names),
         weight_bytes=loaded.weight_bytes + num_bytes,
-        adapter_bytes=num_bytes,
-        checkpoint=replace(loaded.checkpoint, adapters=tuple(adapters)),
+        adapter_bytes=loaded.adapter_bytes + num_bytes,
+        checkpoint=replace(checkpoint, adapters=tuple(adapters)),
     )
 
 
-def open_adapter(given_name: str, folder: Path, checkpoint: Checkpoint) -> Adapter:
+def open_adapter(given_name: str, folder: Path, target: AdapterTarget) -> Adapter:
     """Raises ModelError, which names the adapter, the limit and the fix."""
     name = f"adapter {given_name}"
     try:
         settings = json.loads((folder / CONFIG).read_bytes())
-        with (folder / WEIGHTS).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256")
-        tensors = _tensors(folder / WEIGHTS)
+        # read whole: what is hashed is what is computed with, and the file may change
+        content = (folder / WEIGHTS).read_bytes()
+        digest = hashlib.sha256(content)
+        tensors = safetensors.torch.load(content)
         rank, alpha = int(settings["r"]), float(settings["lora_alpha"])
     except (OSError, ValueError, OverflowError, LookupError, TypeError, SafetensorError) as e:
         raise ModelError(
@@ -88,7 +120,7 @@ def open_adapter(given_name: str, folder: Path, checkpoint: Checkpoint) -> Adapt
             f"{CONFIG} and {WEIGHTS}"
         ) from e
     _check_settings(name, settings)
-    pairs = _pairs(name, tensors, expected_shapes(checkpoint.architecture))
+    pairs = _pairs(name, tensors, target.shapes)
     patterned = bool(settings.get("rank_pattern"))
     parts: dict[str, LowRank] = {}
     for module, (a, b) in pairs.items():
@@ -105,16 +137,10 @@ def open_adapter(given_name: str, folder: Path, checkpoint: Checkpoint) -> Adapt
             )
         scale = alpha / (math.sqrt(own) if settings.get("use_rslora") else own)
         for half in (a, b):
-            _check_finite(name, module, half.to(checkpoint.dtype))
+            _check_finite(name, module, half.to(target.dtype))
         parts[module] = LowRank(a, b, scale)
     digest.update(f"{alpha} {bool(settings.get('use_rslora'))}".encode())
     return Adapter(given_name, parts, digest.hexdigest())
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    with safe_open(path, framework="pt") as opened:
-        # it is no mapping
-        return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
 
 def _check_settings(name: str, settings: Mapping[str, Any]) -> None:
@@ -145,8 +171,7 @@ def _check_finite(name: str, module: str, half: Tensor) -> None:
     if not half.isfinite().all():
         raise ModelError(
             f"{name}: {module} has a weight that is not finite in "
-            f"{str(half.dtype).removeprefix('torch.')}: train it again, or leave it out of "
-            "model.adapters"
+            f"{str(half.dtype).removeprefix('torch.')}: train it again, or leave it out"
         )
 
 
@@ -199,7 +224,7 @@ def _checked(
         if half.shape[side] != size:
             raise ModelError(
                 f"{name} is of another model: {module} has {half.shape[side]} {what}, and in the "
-                f"model {size}; give an adapter of this model, or leave it out of model.adapters"
+                f"model {size}; give an adapter of this model, or leave it out"
             )
     if len(halves["A"]) != halves["B"].shape[1]:
         raise ModelError(

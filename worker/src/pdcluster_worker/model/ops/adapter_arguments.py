@@ -1,7 +1,7 @@
 """LoRA adapters as the C kernels read them (kernels/adapters.h)."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int64, c_void_p
 from itertools import accumulate
 from typing import ClassVar
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdcluster_worker.model.ops.adapters import PANEL, AdapterParts, LayerAdapters, LowRank
+from pdcluster_worker.model.ops.adapters import PANEL, AdaptedProduct, LayerAdapters, LowRank
 
 
 class LowRankArguments(ctypes.Structure):
@@ -28,18 +28,15 @@ class AdaptedArguments(ctypes.Structure):
     ]
 
 
-class PackedAdapters:
-    """Keeps the memory that `arguments` points at.  columns: of the product.
+class PackedProduct:
+    """One adapter's part of a product.  Keeps the memory that `each` points at."""
 
-    between_elements: of the call's workspace, per row of an adapter.
-    """
+    __slots__ = ("_memory", "columns", "depth", "each", "most_rank")
 
-    __slots__ = ("_each", "_memory", "address", "arguments", "between_elements")
-
-    def __init__(self, parts: AdapterParts, columns: int, take: Callable[[int], Tensor]) -> None:
+    def __init__(self, product: AdaptedProduct, take: Callable[[int], Tensor]) -> None:
         """take: memory, aligned to a cache line.  All of A, then all of B: as they are read."""
-        given = [part for each in parts for part in each]
-        present = [part for part in given if part is not None]
+        parts, self.columns = product
+        present = [part for part in parts if part is not None]
         halves = [_panels(part.a) for part in present] + [_panels(part.b) for part in present]
         self._memory = take(sum(half.nbytes for half in halves))
         starts = accumulate((half.nbytes for half in halves), initial=0)
@@ -48,17 +45,33 @@ class PackedAdapters:
             first = start - self._memory.data_ptr()
             self._memory[first : first + half.nbytes] = half.view(torch.uint8).flatten()
         placed = iter(zip(addresses, addresses[len(present) :], strict=False))
-        arguments = [
+        self.each = [
             LowRankArguments() if part is None else _arguments(part, *next(placed))
-            for part in given
+            for part in parts
         ]
-        self._each = (LowRankArguments * len(given))(*arguments)
-        num_parts = len(parts[0])
-        depth = present[0].a.shape[1] if present else 0
-        most_rank = _whole(max((len(part.a) for part in present), default=0), PANEL)
+        self.depth = present[0].a.shape[1] if present else 0
+        self.most_rank = _whole(max((len(part.a) for part in present), default=0), PANEL)
+
+
+class PackedAdapters:
+    """All adapters of a product; None = none has this place.
+
+    between_elements: of the call's workspace, per row of an adapter.
+    """
+
+    __slots__ = ("_each", "_packed", "address", "arguments", "between_elements")
+
+    def __init__(self, packed: Sequence[PackedProduct | None]) -> None:
+        self._packed = present = [each for each in packed if each is not None]
+        num_parts = len(present[0].each)
+        empty = [LowRankArguments()] * num_parts
+        arguments = [part for each in packed for part in (empty if each is None else each.each)]
+        self._each = (LowRankArguments * len(arguments))(*arguments)
+        most_rank = max(each.most_rank for each in present)
         self.between_elements = num_parts * most_rank
         self.arguments = AdaptedArguments(
-            ctypes.addressof(self._each), num_parts, depth, columns, most_rank
+            ctypes.addressof(self._each),
+            *(num_parts, max(each.depth for each in present), present[0].columns, most_rank),
         )
         self.address = ctypes.addressof(self.arguments)
 

@@ -22,11 +22,16 @@ class LowRank:
     scale: float
     first: int = 0
 
+    @property
+    def num_elements(self) -> int:
+        """As the C kernels pack it: a rank is whole panels."""
+        return -(-len(self.a) // PANEL) * PANEL * self.a.shape[1] + self.b.numel()
+
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """parts: by projection, such as model.layers.0.self_attn.q_proj, mapped from the file and in
-    its dtype until they are packed.
+    """parts: by projection, such as model.layers.0.self_attn.q_proj, in the file's dtype until they
+    are packed.
     """
 
     name: str
@@ -35,41 +40,53 @@ class Adapter:
 
     @property
     def num_elements(self) -> int:
-        """As the C kernels pack them: a rank is whole panels."""
-        return sum(
-            -(-len(part.a) // PANEL) * PANEL * part.a.shape[1] + part.b.numel()
-            for part in self.parts.values()
-        )
+        return sum(part.num_elements for part in self.parts.values())
 
 
-AdapterParts = Sequence[Sequence[LowRank | None]]
-"""Projections of one product, for each adapter in their order; None = it leaves that as it is."""
+ProductParts = Sequence[LowRank | None]
+"""An adapter's projections in one product; None = it leaves that as it is."""
 
-Adapted = Any  # the adapters of one product, in the implementation's own layout
+Adapted = Any  # one adapter in a product, or all of them, in the implementation's own layout
+
+
+class AdaptedProduct(NamedTuple):
+    """columns: of the product's output."""
+
+    parts: ProductParts
+    columns: int
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_elements * part.a.itemsize for part in self.parts if part is not None)
 
 
 class LayerAdapters(NamedTuple):
-    """The adapters of a layer's products."""
+    """One adapter, or all of them, in a layer's products; None = nothing is added."""
 
-    qkv: Adapted
-    out: Adapted
-    gate_up: Adapted
-    down: Adapted
+    qkv: Adapted | None
+    out: Adapted | None
+    gate_up: Adapted | None
+    down: Adapted | None
 
 
-def placed(parts: AdapterParts, place: Callable[[Tensor], Tensor]) -> AdapterParts:
+NOT_ADAPTED = LayerAdapters(None, None, None, None)
+
+PackedAdapter = Sequence[LayerAdapters]
+"""One adapter where the operations read it, layer by layer."""
+
+
+def placed(parts: ProductParts, place: Callable[[Tensor], Tensor]) -> ProductParts:
     """Copies where the operations read them."""
-    return [
-        [part and replace(part, a=place(part.a), b=place(part.b)) for part in each]
-        for each in parts
-    ]
+    return [part and replace(part, a=place(part.a), b=place(part.b)) for part in parts]
 
 
-def add_low_rank(x: Tensor, out: Tensor, plan: StepPlan, parts: AdapterParts) -> None:
+def add_low_rank(
+    x: Tensor, out: Tensor, plan: StepPlan, adapters: Sequence[ProductParts | None]
+) -> None:
     """Sums are float32; x A^T and the result are rounded."""
     for index, rows in adapter_rows(plan):
         chosen = x[rows].float()
-        for part in parts[index]:
+        for part in adapters[index] or ():
             if part is None:
                 continue
             between = (chosen @ part.a.float().T * part.scale).to(x.dtype)

@@ -4,13 +4,14 @@ A row's bits depend neither on the batch, nor on how a prompt was chunked, nor o
 """
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdcluster_worker.model.ops.adapter_arguments import PackedAdapters
-from pdcluster_worker.model.ops.adapters import AdapterParts
+from pdcluster_worker.model.ops.adapter_arguments import PackedAdapters, PackedProduct
+from pdcluster_worker.model.ops.adapters import AdaptedProduct
 from pdcluster_worker.model.ops.experts import Experts
 from pdcluster_worker.model.ops.kernel_arguments import (
     ACTIVATIONS,
@@ -207,8 +208,12 @@ class CpuOperations(Operations):
             raise _out_of_memory()
         return out
 
-    def pack_adapters(self, parts: AdapterParts, columns: int) -> PackedAdapters:
-        return PackedAdapters(parts, columns, self._pages.take)
+    def pack_adapter(self, products: Sequence[AdaptedProduct]) -> Sequence[PackedProduct]:
+        pages = HugePages(sum(product.num_bytes for product in products))
+        return [PackedProduct(product, pages.take) for product in products]
+
+    def join_adapters(self, packed: Sequence[PackedProduct | None]) -> PackedAdapters:
+        return PackedAdapters(packed)
 
     def adapt(self, x: Tensor, out: Tensor, plan: StepPlan, adapted: PackedAdapters) -> None:
         between = _between(plan, adapted.between_elements, x.dtype)

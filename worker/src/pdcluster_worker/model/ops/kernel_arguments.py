@@ -177,15 +177,16 @@ def norm_fields(norm: Norm) -> tuple[int, float, int]:
 class HugePages:
     """Allocates from large maps, because a map smaller than a huge page has none."""
 
-    def __init__(self) -> None:
+    def __init__(self, map_bytes: int = _MAP_BYTES) -> None:
         self._map = torch.empty(0, dtype=torch.uint8)
+        self._map_bytes = map_bytes
         self._used_bytes = 0
 
     def take(self, num_bytes: int) -> Tensor:
         """[num_bytes] uint8, aligned to a cache line.  Raises ModelError."""
         if self._used_bytes + num_bytes > len(self._map):
             fix = "use a smaller model or a larger machine"
-            memory = reserve_private("packed weights", max(num_bytes, _MAP_BYTES), fix)
+            memory = reserve_private("packed weights", max(num_bytes, self._map_bytes), fix)
             self._map, self._used_bytes = torch.frombuffer(memory, dtype=torch.uint8), 0
         piece = self._map[self._used_bytes : self._used_bytes + num_bytes]
         self._used_bytes += -(-num_bytes // _CACHE_LINE_BYTES) * _CACHE_LINE_BYTES

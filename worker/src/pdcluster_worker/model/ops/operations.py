@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from pdcluster_worker.model.ops.adapters import (
+    NOT_ADAPTED,
     Adapted,
-    AdapterParts,
+    AdaptedProduct,
     LayerAdapters,
     add_low_rank,
     placed,
@@ -119,9 +120,6 @@ class Group:
 ALONE = Group()
 
 
-_NOT_ADAPTED = LayerAdapters(None, None, None, None)
-
-
 class Operations(ABC):
     """One device, one dtype, one KV cache: a `StoredKV`, or its rows where all is as computed."""
 
@@ -212,9 +210,13 @@ class Operations(ABC):
         the windows of all rows are not read.
         """
 
-    def pack_adapters(self, parts: AdapterParts, columns: int) -> Adapted:
-        """Copy the adapters of one product.  columns: of its output."""
-        return placed(parts, self.place)
+    def pack_adapter(self, products: Sequence[AdaptedProduct]) -> Sequence[Adapted]:
+        """Copy one adapter into memory that is freed with it."""
+        return [placed(product.parts, self.place) for product in products]
+
+    def join_adapters(self, packed: Sequence[Adapted | None]) -> Adapted:
+        """All adapters of a product, each at its place; None = none has it, but one at least."""
+        return packed
 
     def adapt(self, x: Tensor, out: Tensor, plan: StepPlan, adapted: Adapted) -> None:
         """Add to `out`, a product of `x`, what adapters make of their rows, in place.
@@ -240,7 +242,7 @@ class Operations(ABC):
         """
         x: Tensor | None = None
         for index, layer in enumerate(layers.each):
-            adapted = layer.adapted or _NOT_ADAPTED
+            adapted = layer.adapted or NOT_ADAPTED
             normed = self.add_rms_norm(x, hidden, layer.attention_norm)
             qkv = self._adapted_linear(normed, layer.qkv, plan, adapted.qkv)
             turn = rotation if layer.rotates else None
@@ -255,7 +257,7 @@ class Operations(ABC):
     def _after_attention(
         self, normed: Tensor, plan: StepPlan, layer: Layer, activation: Activation
     ) -> Tensor:
-        mlp, adapted = layer.mlp, layer.adapted or _NOT_ADAPTED
+        mlp, adapted = layer.mlp, layer.adapted or NOT_ADAPTED
         if isinstance(mlp, Experts):
             return self.mix_experts(normed, mlp, activation)
         gate_up = self._adapted_linear(normed, mlp.gate_up, plan, adapted.gate_up)

@@ -1,6 +1,6 @@
 """Runs all choices of one HTTP request on the backend and turns their tokens into deltas."""
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.qos import Tier
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.adapters import AdapterReply
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.overview import ClusterOverview
 from pdcluster_worker.messages.peers import Generated, PrefillMode, PrefillPlace
@@ -38,16 +39,36 @@ from pdcluster_worker.streams import Mapped, Merged, Reader, ReaderGate, Stream
 from pdcluster_worker.tracing.request_trace import merge_events
 
 
+class AdapterControl(Protocol):
+    """Raises RequestError for what is refused."""
+
+    async def load(self, name: str, path: str) -> AdapterReply: ...
+
+    async def unload(self, name: str) -> AdapterReply:
+        """Wait for its last request."""
+        ...
+
+
 class WorkerView(Protocol):
     """Until the engine is ready sizes are 0, others None.  length_note: why it is shorter."""
 
     model_name: str
-    adapters: Sequence[str]  # names of the model's LoRA adapters
     max_model_len: int
     vocab_size: int
     length_note: str
     device: DeviceFacts | None
     scheduler: str | None
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """Names of LoRA adapters that requests may use, and fingerprints of those that were loaded
+        while their engine runs.
+        """
+        ...
+
+    def adapter_calls(self) -> AdapterControl:
+        """Raises RequestError where none comes while the worker runs."""
+        ...
 
     def ready(self) -> str | None:
         """None when requests may come, else why not, in words."""

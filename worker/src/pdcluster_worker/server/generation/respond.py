@@ -239,7 +239,9 @@ def _allowed_priority(request: Generate, policy: PolicyConfig, context: RequestC
         raise RequestError(str(e), param="priority") from e
 
 
-def cache_salt(key_digest: bytes, own: str | None, *, shared: bool, adapter: str = "") -> bytes:
+def cache_salt(
+    key_digest: bytes, own: str | None, *, shared: bool, adapter: str = "", weights: str = ""
+) -> bytes:
     """The salt of a request's prefix cache, which is shared within one salt only: 32 bytes, or b"".
 
     By default each API key has a salt of its own, so neither `cached_tokens` nor the time to the
@@ -249,6 +251,7 @@ def cache_salt(key_digest: bytes, own: str | None, *, shared: bool, adapter: str
     own:        the request's field `cache_salt`.
     shared:     one cache for all keys; `own` separates even then.
     adapter:    of which the KV is; another one computes another KV of the same tokens.
+    weights:    their fingerprint, where the adapter was loaded while the engine runs.
 
     >>> cache_salt(b"", None, shared=False), cache_salt(b"k" * 32, None, shared=True)
     (b'', b'')
@@ -262,6 +265,8 @@ def cache_salt(key_digest: bytes, own: str | None, *, shared: bool, adapter: str
     parts = [_SALT_DOMAIN, digest, b"" if own is None else sha256(own.encode()).digest()]
     if adapter:
         parts.append(sha256(adapter.encode()).digest())
+    if weights:
+        parts.append(sha256(weights.encode()).digest())
     return sha256(b"".join(len(part).to_bytes(1) + part for part in parts)).digest()
 
 
@@ -287,6 +292,7 @@ def respond(
     _check_count(request, len(prompts), limit, "be open of this API key (maxConcurrentRequests)")
     shared = policy.shared_prefix_cache
     adapter = "" if request.model == serving.backend.model_name else request.model
+    weights = serving.backend.adapters.get(adapter, "")
     specs = specs_for(
         request,
         prepared.sampling_request,
@@ -295,9 +301,13 @@ def respond(
         response_id=response_id,
         priority=priority,
         cache_salt=cache_salt(
-            context.key_digest, request.cache_salt, shared=shared, adapter=adapter
+            *(context.key_digest, request.cache_salt),
+            shared=shared,
+            adapter=adapter,
+            weights=weights,
         ),
         adapter=adapter,
+        adapter_weights=weights,
         tenant=tenant,
         prefiller=context.prefiller,
         images=prepared.images,

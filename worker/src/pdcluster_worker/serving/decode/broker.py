@@ -23,6 +23,12 @@ bounds a stuck peer.
 """
 
 
+def may_prefill(peer: Peer, spec: RequestSpec) -> bool:
+    """Return whether it takes prompts of that length, and has the very adapter."""
+    fits = takes_length(peer.max_model_len, spec.num_tokens)
+    return fits and spec.runs_with(peer.load.adapters)
+
+
 @dataclass(slots=True)
 class _PendingCredit:
     spec: RequestSpec
@@ -109,8 +115,7 @@ class CreditBroker:
             peers = [
                 peer
                 for peer in ready
-                if pending.only in (None, peer)
-                and takes_length(peer.max_model_len, pending.spec.num_tokens)
+                if pending.only in (None, peer) and may_prefill(peer, pending.spec)
             ]
             if not peers:
                 pending.choose(None)

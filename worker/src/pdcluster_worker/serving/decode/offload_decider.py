@@ -20,10 +20,10 @@ from pdcluster_worker.routing.offload import (
     OffloadFacts,
     decide,
     length_threshold,
-    takes_length,
 )
 from pdcluster_worker.routing.qos.load_shedding import offloads_at_once, tier_of
 from pdcluster_worker.routing.ttft import Side, SloFeedback, TtftEstimates
+from pdcluster_worker.serving.decode.broker import may_prefill
 from pdcluster_worker.serving.engines.engines import RequestHandle
 from pdcluster_worker.serving.estimation import TrackedRequest
 from pdcluster_worker.serving.worker_context import WorkerContext
@@ -234,7 +234,7 @@ class OffloadDecider:
 
     def _inputs(self, request: DecodeRequest, num_decoding: int) -> _Inputs:
         worker, engine, num_tokens = self._worker, request.handle.engine, request.spec.num_tokens
-        able = [peer for peer in self._prefills() if takes_length(peer.max_model_len, num_tokens)]
+        able = [peer for peer in self._prefills() if may_prefill(peer, request.spec)]
         decodes, load, stats = self._decodes(), worker.load(), engine.client.stats
         cached_tokens = max(
             worker.engines.cached_tokens(engine, request.hashes, num_tokens),

@@ -10,6 +10,7 @@ from typing import Protocol
 from pdcluster_worker.backoff import run_until_first_ends
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages import engine as messages
+from pdcluster_worker.messages.adapters import AdapterReply, ResidentAdapters
 from pdcluster_worker.messages.engine import (
     BlockEvents,
     EngineFailed,
@@ -21,6 +22,7 @@ from pdcluster_worker.messages.engine import (
     Tokens,
 )
 from pdcluster_worker.messages.requests import Token
+from pdcluster_worker.serving.engines.adapter_calls import AdapterCalls
 from pdcluster_worker.stock_engine.front_end import CountEmbeddings
 from pdcluster_worker.streams import Reader
 from pdcluster_worker.system.native_dtype import DType
@@ -186,6 +188,7 @@ class EngineClient:
         self._unknown: set[str] = set()  # open requests that `stats` cannot know of
         # (place among what was sent, request) of those that were sent since
         self._begun: deque[tuple[int, str]] = deque()
+        self.adapters = AdapterCalls(self.send)
         self._outgoing: asyncio.Queue[EngineInput] = asyncio.Queue()
         self._ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
 
@@ -277,6 +280,7 @@ class EngineClient:
             self._ready.exception()  # it may be that nothing waits for it any more
         for outputs in self._requests.values():
             outputs.put(EngineDiedError(reason))
+        self.adapters.fail(EngineDiedError(reason))
 
     def give_up(self, reason: str) -> None:
         """It is to be killed, for no fault of its requests: they may be tried elsewhere."""
@@ -337,6 +341,8 @@ class EngineClient:
                 self._ready.set_result(output)
             case EngineFailed(message=message):
                 self.fail(message)
+            case AdapterReply() | ResidentAdapters():
+                self.adapters.take(output)
             case messages.RequestFailed():
                 self._put(output.request_id, _request_error(output))
             case _:

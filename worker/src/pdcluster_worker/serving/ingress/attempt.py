@@ -222,9 +222,10 @@ class HedgePolicy:
         policy = self._worker.policy.racing
         if not policy.enabled or not self._budget.earn(policy):
             return None
-        peers = {peer.key: peer for peer in self._decodes()}
+        spec = specs[0]
+        peers = {peer.key: peer for peer in self._decodes() if spec.runs_with(peer.load.adapters)}
         loads = {key: peer.load.num_requests for key, peer in peers.items()}
-        if first is None or self._worker.takes_new:
+        if first is None or self._worker.takes(spec):
             loads[LOCAL] = self._local.num_requests
         key = hedge_target(policy, key_of(first), loads)
         if key is None or (key == LOCAL and not self._admits(specs)):

@@ -134,10 +134,11 @@ class DecodeRouter:
     ) -> Peer | None:
         """The peer to run it; None for this worker, or when no worker takes it.
 
-        Raises RequestError 503 if the request names a worker that cannot run it.
+        Raises RequestError: 503 if the request names a worker that cannot run it, 404 if no worker
+        has its adapter.
         """
         now, routed = self._clock(), self._routed.get(spec.request_id) or _Routed(NO_HINTS, set())
-        peers = self._peers(failed, now)
+        peers = self._with_adapter(spec, self._peers(failed, now))
         if full:
             peers = {key: peer for key, peer in peers.items() if key not in full}
         policy = routed.hints.decode_score or self._policy.decode_score
@@ -160,6 +161,21 @@ class DecodeRouter:
         _trace(decision, chosen)
         return peer
 
+    def _with_adapter(self, spec: RequestSpec, peers: dict[str, Peer]) -> dict[str, Peer]:
+        """Raises RequestError where none has it, and not this worker either."""
+        if not spec.adapter_weights:
+            return peers
+        found = {key: peer for key, peer in peers.items() if spec.runs_with(peer.load.adapters)}
+        if not found and not spec.runs_with(self._worker.adapters):
+            raise RequestError(
+                f"adapter {quoted(spec.adapter)} is loaded at no worker that takes requests now, "
+                "or with other weights: load it again, or retry later",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+        return found
+
     def branch_candidates(self, spec: RequestSpec, may_run_locally: bool) -> list[DecodeCandidate]:
         """Workers for a further choice of a prompt; none for one that stays with the first."""
         now, routed = self._clock(), self._routed[spec.request_id]
@@ -168,7 +184,11 @@ class DecodeRouter:
             return []
         if routed.hashes is None:
             routed.hashes = self._worker.hashes(spec)
-        peers = {key: peer for key, peer in self._peers((), now).items() if peer.hands_over_kv}
+        peers = {
+            key: peer
+            for key, peer in self._peers((), now).items()
+            if peer.hands_over_kv and spec.runs_with(peer.load.adapters)
+        }
         found = self._candidates(policy, peers, may_run_locally, routed.hashes, now)
         return [candidate for candidate in found if candidate.key not in self._failed]
 

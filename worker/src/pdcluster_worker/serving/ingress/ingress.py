@@ -59,7 +59,7 @@ class Ingress:
         with self._router.track(specs, hints):
             await self._router.wait_for_capacity(specs)
             # decided once: a drain that begins later lets the request go on
-            may_run_locally = self._worker.takes_new
+            may_run_locally = self._worker.takes(specs[0])
             peer = self._router.choose(specs[0], may_run_locally)
             if peer is None and not may_run_locally:
                 if not self._takes_late():

@@ -72,8 +72,13 @@ class Migration:
             return False
         if self._is_bound(progress, peer):
             return False
-        others = [peer for peer in self._decodes() if peer.key not in progress.failed]
-        return self._worker.takes_new or bool(others)
+        spec = progress.spec
+        others = [
+            peer
+            for peer in self._decodes()
+            if peer.key not in progress.failed and spec.runs_with(peer.load.adapters)
+        ]
+        return self._worker.takes(spec) or bool(others)
 
     def _is_bound(self, progress: RequestProgress, where: Peer | None) -> bool:
         """Return whether no other worker can go on: its grammar would begin again."""
@@ -167,7 +172,9 @@ class Migration:
         """Another try: the client has seen nothing.  full: workers without room for it."""
         if isinstance(error, EngineDiedError):
             raise error  # a request that kills its engine kills one
-        may_be_local = may_be_local or (self._worker.takes_new and LOCAL not in progress.failed)
+        may_be_local = may_be_local or (
+            self._worker.takes(progress.spec) and LOCAL not in progress.failed
+        )
         if may_be_local and LOCAL not in full and self._worker.engines.problem is None:
             return None
         peer = self._choose(progress, may_be_local=False, full=full)
@@ -192,7 +199,7 @@ class Migration:
         reason = progress.moves_for or reason
         is_allowed = may_migrate(self._worker.policy.moving, progress.num_moves)
         full = self._full(progress, where) if reason == "preempted" else frozenset()
-        may_be_local = is_allowed and self._worker.takes_new and LOCAL not in full
+        may_be_local = is_allowed and self._worker.takes(progress.spec) and LOCAL not in full
         target = self._choose(progress, may_be_local, full) if is_allowed else None
         if target is not None or may_be_local:
             progress.moves_for = reason
