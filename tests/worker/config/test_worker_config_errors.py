@@ -321,6 +321,29 @@ def test_an_engine_of_ours_needs_the_folder_of_each_adapter(
         load_worker_config(write(tmp_path, text.replace("role: decode", f"role: {role}")))
 
 
+@pytest.mark.parametrize(
+    ("role", "engine"),
+    [
+        ("router", "engine: {}"),
+        ("decode", "engine: {tensorParallelSize: 2}"),
+        ("decode", "engine: {pipelineParallelSize: 2}"),
+        ("decode", "engine: {dataParallelSize: 2}"),
+        ("decode", "engine: {type: vllm}"),
+    ],
+)
+def test_adapters_at_run_time_are_for_one_engine_of_one_rank(
+    tmp_path: Path, role: str, engine: str
+) -> None:
+    fields = "runtimeAdapters: {path: /lora, memory: 1000}"
+    text = MINIMUM.replace("path: /models/m", f"path: /models/m, {fields}")
+    allowed = load_worker_config(write(tmp_path, text)).model.runtime_adapters
+    assert allowed is not None
+    assert (allowed.path, allowed.memory) == ("/lora", 1000)
+    wrong = text.replace("role: decode", f"role: {role}") + f"\n{engine}\n"
+    with pytest.raises(ConfigError, match=r"model\.runtimeAdapters is for workers with one"):
+        load_worker_config(write(tmp_path, wrong))
+
+
 @pytest.mark.parametrize("name", ["m", "sql"])
 def test_each_adapter_has_a_name_of_its_own(tmp_path: Path, name: str) -> None:
     folders = ", ".join(f"{each}: /lora/{each}" for each in sorted({"sql", name}))

@@ -162,3 +162,30 @@ def test_adapters_are_loaded_with_the_model_and_known_to_every_worker() -> None:
     ]
     assert engine_of(change)["model"]["adapters"] == ["sql", "fr"]
     assert "adapterPaths" not in engine_of(change)["model"]
+
+
+def test_engines_of_ours_may_load_adapters_below_one_folder_while_they_run() -> None:
+    allowed = {"path": "lora", "memory": "2Gi"}
+    change = both(
+        at("spec.model", {**VOLUME, "runtimeAdapters": allowed}),
+        at("spec.roles.router", {"pools": [{"name": "cpu", "replicas": 1}]}),
+    )
+    seen = {"path": "/models/lora", "memory": 2 << 30}
+    models = {
+        role: engine_of(change, role=role)["model"] for role in ("prefill", "decode", "router")
+    }
+
+    assert models["prefill"]["runtimeAdapters"] == models["decode"]["runtimeAdapters"] == seen
+    assert "runtimeAdapters" not in models["router"]
+
+
+def test_workers_that_load_adapters_for_clients_ask_for_their_keys() -> None:
+    keys = at("spec.service", {"apiKeySecret": "keys"})
+    allowed = at("spec.model.runtimeAdapters", {"path": "/lora", "memory": "2Gi"})
+
+    def has_keys(*changes: Change) -> bool:
+        listen = engine_of(*changes, role="prefill")["listen"]
+        return "apiKeys" in listen
+
+    assert not has_keys(keys)
+    assert has_keys(keys, allowed)

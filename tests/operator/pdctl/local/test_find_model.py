@@ -118,3 +118,20 @@ def test_an_adapter_that_is_not_here_is_refused(
         f"spec.model.adapters[0].path: no adapter_config.json of sql is on this machine, in "
         f"{where}; give the adapter's folder here, and no pvc"
     )
+
+
+def test_the_folder_of_adapters_at_run_time_is_beside_the_file(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
+    document["spec"]["model"]["runtimeAdapters"] = {"path": "lora", "memory": "1Gi"}
+    with pytest.raises(InvalidObjectError) as raised:
+        with_adapters(parse(document), tmp_path / "chat.yaml")
+    assert str(raised.value.faults[0]) == (
+        f"spec.model.runtimeAdapters.path: is no folder of this machine: {tmp_path / 'lora'}; give "
+        "a folder that is here, and no pvc"
+    )
+
+    (tmp_path / "lora").mkdir()
+    found = with_adapters(parse(document), tmp_path / "chat.yaml").spec.model.runtime_adapters
+    assert found is not None
+    assert (found.path, found.memory) == (str(tmp_path / "lora"), 1 << 30)

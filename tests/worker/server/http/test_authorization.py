@@ -109,3 +109,16 @@ async def test_a_prefill_worker_asks_for_keys_too(rig, keys):
     async with asgi_client(app) as http:
         assert (await http.get("/v1/models")).status_code == 401
         assert (await http.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("is_prefill", [False, True])
+async def test_adapters_are_loaded_with_a_key_alone(rig, direct_writer, keys, is_prefill):
+    path, body = "/v1/load_lora_adapter", {"lora_name": "sql", "lora_path": "sql"}
+    prefill = create_prefill_app(rig.backend, Metrics(), PolicyConfig, tenant_of=keys.tenant_of)
+    async with asgi_client(prefill) as of_prefill:
+        http = of_prefill if is_prefill else direct_writer
+        assert (await http.post(path, json=body)).status_code == 401
+        assert rig.backend.adapters_called == []
+        headers = {"authorization": "Bearer sk-alice"}
+        assert (await http.post(path, json=body, headers=headers)).status_code == 200
+    assert rig.backend.adapters_called == [("load", "sql", "sql")]

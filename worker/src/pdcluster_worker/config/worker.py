@@ -146,6 +146,12 @@ class WorkerConfig(Section, frozen=True):
                 f"of each adapter that this worker's own engine loads, {_names(needed)}: give "
                 "these alone"
             )
+        sizes = self.engine.num_ranks * self.engine.data_parallel_size
+        if self.model.runtime_adapters is not None and not (computes and sizes == 1):
+            raise ValueError(
+                "model.runtimeAdapters is for workers with one engine of ours, of one rank: leave "
+                "it out"
+            )
         if self.role in ENGINELESS and self.gpu != NO_ACCELERATOR:
             raise ValueError(
                 f"gpu: {self.gpu} is not for a {self.role}, which has no engine: remove it"
