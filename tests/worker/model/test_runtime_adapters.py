@@ -2,6 +2,7 @@
 
 import json
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +74,18 @@ def test_a_folder_is_named_by_itself_or_below_the_root(adapters, root):
         assert adapters.free_bytes == MEMORY - loaded.num_bytes
         adapters.remove("x")
         assert adapters.free_bytes == MEMORY
+
+
+def test_one_that_is_removed_leaves_its_memory_at_once(adapters, runner):
+    """Though the last step had it."""
+    read(adapters, "team/sql")
+    (packed,) = [each for each in runner.forward.adapters if each is not None]
+    runner.warm_up()
+    memory = weakref.ref(packed[0].qkv._memory)
+    del packed
+    assert memory() is not None
+    adapters.remove("x")
+    assert memory() is None
 
 
 @pytest.mark.parametrize("path", ["..", "../other", "/etc", ".", "", "team/../.."])

@@ -70,8 +70,7 @@ class Adapters:
 
     def settle(self, requests: Iterable[EngineRequest]) -> list[EngineOutput]:
         """requests: all that live, and those of steps in flight."""
-        if self.loader is None:
-            return []
+        assert self.loader is not None, "no other adapter comes"
         outputs: list[EngineOutput] = []
         for name, loaded in self.loader.take():
             call = self._loading.pop(name)

@@ -168,8 +168,7 @@ class EngineCore:
         # 5. Submit the batch to the model.
         # 6. Complete steps, the oldest first, until one more may be in flight; all if nothing was
         #    submitted: append tokens, find ends, send finished KV blocks, release.
-        # 7. Take adapters that are loaded, drop those that no request has any more.
-        # 8. Report statistics and changes of the prefix cache.
+        # 7. Take and drop adapters; report statistics and changes of the prefix cache.
         started = self._clock()
         self._take_events()
         self._make_way()
@@ -189,7 +188,8 @@ class EngineCore:
             self._reads.save()
         if delayer is not None:
             delayer.finish(len(schedule.admitted), scheduler.num_requests == 0, started)
-        self._outbox += self._adapters.settle(chain(self._requests.values(), self._leaving))
+        if self._adapters.loader is not None:
+            self._outbox += self._adapters.settle(chain(self._requests.values(), self._leaving))
         self._outbox += self._reporter.report(idle=not self.has_work)
         outbox, self._outbox = self._outbox, []
         return outbox

@@ -69,6 +69,7 @@ class Decoder(Forward):
             for index, layer in enumerate(layers.each)
         ]
         self._weights = replace(self._weights, layers=replace(layers, each=each))
+        self.operations.forget_layers()
 
     def _joined(self, layer: int, adapters: Sequence[PackedAdapter | None]) -> LayerAdapters:
         places = [NOT_ADAPTED if each is None else each[layer] for each in adapters]

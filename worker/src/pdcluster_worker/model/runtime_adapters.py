@@ -104,19 +104,21 @@ class RuntimeAdapters:
         torch.set_num_threads(1)
         while True:
             name, path = self._queue.get()
-            read: _Read | RequestError
-            try:
-                read = self._load(name, path)
-            except RequestError as e:
-                read = e
-            except ModelError as e:
-                read = RequestError(str(e), param=_PATH)
-            except Exception as e:
-                logger.exception("adapter failed name=%s", name)
-                message = f"adapter {name} cannot be loaded: {type(e).__name__}: {e}"
-                read = RequestError(message, status=500, code="adapter_failed")
-            self._read.append((name, read))
+            self._read.append((name, self._outcome(name, path)))
             self.on_change()
+
+    def _outcome(self, name: str, path: str) -> _Read | RequestError:
+        """The thread keeps nothing of it while it waits for the next one."""
+        try:
+            return self._load(name, path)
+        except RequestError as e:
+            return e
+        except ModelError as e:
+            return RequestError(str(e), param=_PATH)
+        except Exception as e:
+            logger.exception("adapter failed name=%s", name)
+            message = f"adapter {name} cannot be loaded: {type(e).__name__}: {e}"
+            return RequestError(message, status=500, code="adapter_failed")
 
     def _load(self, name: str, path: str) -> _Read:
         folder = self._folder(path)

@@ -215,6 +215,9 @@ class CpuOperations(Operations):
     def join_adapters(self, packed: Sequence[PackedProduct | None]) -> PackedAdapters:
         return PackedAdapters(packed)
 
+    def forget_layers(self) -> None:
+        self._layers = self._stack = None
+
     def adapt(self, x: Tensor, out: Tensor, plan: StepPlan, adapted: PackedAdapters) -> None:
         between = _between(plan, adapted.between_elements, x.dtype)
         if between is not None:

@@ -218,6 +218,9 @@ class Operations(ABC):
         """All adapters of a product, each at its place; None = none has it, but one at least."""
         return packed
 
+    def forget_layers(self) -> None:  # noqa: B027 - only some keep more than the layers do
+        """Free what is kept of the layers of the last step: they have changed."""
+
     def adapt(self, x: Tensor, out: Tensor, plan: StepPlan, adapted: Adapted) -> None:
         """Add to `out`, a product of `x`, what adapters make of their rows, in place.
 
