@@ -107,6 +107,15 @@ def stock_file(*, is_process: bool = True) -> dict[str, Any]:
     return file
 
 
+def adapting_file() -> dict[str, Any]:
+    """The engine file of a worker that loads adapters while it runs."""
+    document = minimal()
+    document["spec"]["model"]["runtimeAdapters"] = {"path": "/lora", "memory": "1Gi"}
+    cluster = parse(document)
+    pool = cluster.spec.roles.present()["decode"].pools[0]
+    return engine_file(cluster, "decode", pool, cluster.spec.engine_of("decode"), SITE)
+
+
 def nothing_by_default(scheduling: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Both files of a cluster and a site of which every value is another than the default.
 
@@ -200,6 +209,7 @@ def test_rendered_files_set_every_field_of_the_worker() -> None:
     found = {path.removesuffix(f".{ENTRY}") for engine, _ in files for path in paths(engine)}
     found |= {f"engine.{name}" for name in ("type", *(f"vllm.{key}" for key in stock_engine()))}
     found |= {f"model.{name}" for name in stock_file()["model"]}
+    found |= {f"model.{path}" for path in paths(adapting_file()["model"])}
     policy = files[0][1]
     only = {"discovery.leaseSeconds"}
 
@@ -225,7 +235,8 @@ def test_rendered_values_are_the_ones_that_the_worker_reads(
     scheduling: dict[str, Any], tmp_path: Path
 ) -> None:
     engine, _ = nothing_by_default(scheduling)
-    engine["model"] |= {"frontend": "pdcluster"}  # of a stock engine
+    # of a stock engine, and of one without ranks
+    engine["model"] |= {"frontend": "pdcluster", "runtimeAdapters": None}
     (tmp_path / "engine.yaml").write_text(yaml.safe_dump(engine))
     loaded = load_worker_config(tmp_path / "engine.yaml")
 
@@ -247,7 +258,7 @@ def test_defaults_are_equal_on_both_sides() -> None:
     model = msgspec.to_builtins(ModelConfig(name="m", path="/m"))
     assert (
         ModelSpec(name="m", path="/m").model_dump(by_alias=True, include=OF_MODEL)
-        | {"name": "m", "path": "/m", "adapters": (), "adapterPaths": {}}
+        | {"name": "m", "path": "/m", "adapters": (), "adapterPaths": {}, "runtimeAdapters": None}
         == model
     )
     assert (SITE.etcd_tls, DiscoveryConfig(endpoints=["h:1"]).tls) == ({}, None)
