@@ -34,6 +34,8 @@ OTHER_POSTS = [
     "/tokenize",
     "/detokenize",
     "/v1/embeddings",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
 ]
 KEPT = {
     ("/v1/responses/{response_id}", "GET"),

@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from pdcluster_schema.text import quoted
 from pdcluster_worker.errors import field_error
+from pdcluster_worker.server.errors import ErrorReply
 from pdcluster_worker.server.generation.generation import WorkerView
 from pdcluster_worker.server.http.limits import BodyReader
 from pdcluster_worker.server.http.other_models import OtherModels
@@ -71,7 +72,7 @@ def adapter_routes(worker: WorkerView, reader: BodyReader, others: OtherModels) 
         left = await worker.adapter_calls().unload(body.lora_name)
         return json_response(AdapterState(lora_name=body.lora_name, free_bytes=left.free_bytes))
 
-    answers = with_errors(AdapterState)
+    answers = {**with_errors(AdapterState), 403: ErrorReply}
     return [
         JsonRoute(LOAD, LoadRequest, load_lora_adapter, answers, reader=reader, others=others),
         JsonRoute(
