@@ -24,6 +24,15 @@ TEMPLATE = "spec.podTemplate"
 CONTAINER = f"{TEMPLATE}.spec.containers"
 TAINTS = [{"key": "a", "operator": "Exists"}, {"key": "b", "operator": "Exists"}]
 
+CLAIMS = [{"name": each, "resourceClaimTemplateName": each} for each in ("nic", "gpu")]
+
+
+def affine(values: list[str]) -> Change:
+    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": values}]}
+    node = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    return at(f"{TEMPLATE}.spec.affinity", {"nodeAffinity": node})
+
+
 SAME: dict[str, tuple[Change, Change]] = {
     "quoted number": (at(LIMITS, {"cpu": 1}), at(LIMITS, {"cpu": "1"})),
     "thousandths": (at(LIMITS, {"cpu": "1.5"}), at(LIMITS, {"cpu": "1500m"})),
@@ -48,6 +57,19 @@ SAME: dict[str, tuple[Change, Change]] = {
         at(f"{TEMPLATE}.spec.tolerations", TAINTS),
         at(f"{TEMPLATE}.spec.tolerations", TAINTS[::-1]),
     ),
+    "values of a selector": (affine(["a", "b"]), affine(["b", "a"])),
+    "claims": (
+        at("spec.roles.decode.resourceClaims", CLAIMS),
+        at("spec.roles.decode.resourceClaims", CLAIMS[::-1]),
+    ),
+    "empty lists": (
+        at(TEMPLATE, {}),
+        at(TEMPLATE, {"spec": {"tolerations": [], "volumes": [], "initContainers": []}}),
+    ),
+    "no variables": (
+        at(CONTAINER, [{"name": "worker", "image": "x"}]),
+        at(CONTAINER, [{"name": "worker", "image": "x", "env": [], "resources": {}}]),
+    ),
     "empty metadata": (at(TEMPLATE, {}), at(TEMPLATE, {"metadata": {}})),
     "empty labels": (
         at(TEMPLATE, {}),
@@ -60,6 +82,10 @@ OTHER: dict[str, tuple[Change, Change]] = {
     "order of a command": (
         at(CONTAINER, [{"name": "x", "command": ["a", "b"]}]),
         at(CONTAINER, [{"name": "x", "command": ["b", "a"]}]),
+    ),
+    "no arguments": (
+        at(CONTAINER, [{"name": "worker"}]),
+        at(CONTAINER, [{"name": "worker", "args": []}]),
     ),
     "an empty source of a volume": (
         at(f"{TEMPLATE}.spec.volumes", [{"name": "v", "emptyDir": {}}]),

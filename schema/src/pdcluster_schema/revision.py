@@ -35,7 +35,19 @@ from pdcluster_schema.workload import REVISION_LENGTH
 _NEWER = {"resource_claims", "shared_memory", "startup_timeout_seconds"}
 _OF_QUANTITIES = frozenset({"requests", "limits"})
 _QUANTITIES = frozenset({"sizeLimit", "divisor"})
-_SETS = frozenset({"imagePullSecrets", "tolerations", "topologySpreadConstraints", "add", "drop"})
+_SETS = frozenset(
+    (
+        *("imagePullSecrets", "tolerations", "topologySpreadConstraints", "resource_claims"),
+        *("add", "drop", "values"),
+    )
+)
+# lists that add to what is rendered
+_ADDED_LISTS = frozenset(
+    (
+        *("containers", "initContainers", "volumes", "env", "volumeMounts", "ports"),
+        *("imagePullSecrets", "tolerations", "topologySpreadConstraints"),
+    )
+)
 _NOTHING_IF_EMPTY = frozenset(
     (
         *("metadata", "spec", "labels", "annotations", "nodeSelector", "securityContext"),
@@ -297,9 +309,11 @@ def _map(value: dict[str, Any], field: str) -> dict[str, Any]:
     if field in _OF_QUANTITIES:
         return {name: canonical_quantity(amount) for name, amount in value.items()}
     items = {name: canonical(item, name) for name, item in value.items()}
-    return {
-        name: item for name, item in items.items() if not (name in _NOTHING_IF_EMPTY and item == {})
-    }
+    return {name: item for name, item in items.items() if not _is_nothing(name, item)}
+
+
+def _is_nothing(name: str, item: Any) -> bool:
+    return (item == {} and name in _NOTHING_IF_EMPTY) or (item == [] and name in _ADDED_LISTS)
 
 
 def _list(value: list[Any] | tuple[Any, ...], field: str) -> list[Any]:

@@ -36,7 +36,7 @@ from pdctl.cli.options import (
 )
 from pdctl.cli.plan_slo import SloOptions, plan_for_objective
 from pdctl.cli.table import WIDTH, table
-from pdctl.preview.differences import identity_faults
+from pdctl.preview.differences import identity_faults, without_others
 from pdctl.preview.preview import Effect, Preview, preview, preview_of_files
 from pdctl.sizing.profiles import slo_fault
 
@@ -62,7 +62,7 @@ def preview_of_cluster(new: PDCluster, live: Live | None) -> tuple[Preview, str 
         return preview(new, None, None, _now()), None
     remark = None
     try:
-        old = as_it_runs(parse_stored(live.body)[0], live)
+        old = without_others(as_it_runs(parse_stored(live.body)[0], live), new)
     except InvalidObjectError as e:
         old, remark = (
             None,

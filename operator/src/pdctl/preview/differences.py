@@ -1,5 +1,6 @@
 """Differences of two objects by path in YAML, and those that the CRD's rules refuse."""
 
+import json
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
@@ -134,6 +135,25 @@ def _accelerators(old: PDCluster, new: PDCluster) -> Iterator[Fault]:
 def _place(definition: AcceleratorSpec) -> tuple[str | None, dict[str, str]]:
     """The part of a definition that pods are made of."""
     return definition.resource, definition.node_labels
+
+
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def without_others(old: PDCluster, new: PDCluster) -> PDCluster:
+    """The object that is there, without annotations and labels that `kubectl apply` would leave:
+    neither the new file nor the one that was applied before has them.
+    """
+    try:
+        applied = json.loads(old.metadata.annotations.get(LAST_APPLIED, "{}"))["metadata"]
+    except (ValueError, LookupError, TypeError):
+        applied = {}
+    kept = {}
+    for field in ("annotations", "labels"):
+        ours = {*getattr(new.metadata, field), *(applied.get(field) or {})} - {LAST_APPLIED}
+        found = getattr(old.metadata, field)
+        kept[field] = {name: value for name, value in found.items() if name in ours}
+    return old.model_copy(update={"metadata": old.metadata.model_copy(update=kept)})
 
 
 def identity_faults(old: PDCluster, new: PDCluster) -> tuple[Fault, ...]:

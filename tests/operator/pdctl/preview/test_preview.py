@@ -206,7 +206,7 @@ def test_the_step_that_the_budget_has_no_room_for_is_shown_with_what_it_lacks():
 
     assert step == "1 of 2 0 new, 2 old 0 new, 1 old 1 B200, 2 H200"
     assert f"{first} {second}".endswith(
-        "needs 1 H200 more than autoscale.budget has: raise that, or give rollout.maxUnavailable."
+        "needs 1 H200 more than autoscale.budget has: raise that, or rollout.maxUnavailable."
     )
 
 

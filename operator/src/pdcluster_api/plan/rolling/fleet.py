@@ -182,10 +182,18 @@ def accelerators(roles: Iterable[RollingRole]) -> Counter[str]:
 def with_one_more(
     role: RollingRole, budget: AcceleratorBudget, held: Counter[str]
 ) -> tuple[RollingRole | None, dict[str, int]]:
-    """The role with one more new worker; None = no pool has room, and what the budget lacks."""
+    """The role with one more new worker, first where an old one has made room; None = no pool has
+    room, and what the budget lacks.
+    """
     short = dict[str, int]()
-    pools = [pool for pool in role.pools if pool.size < pool.desired]
-    for pool in sorted(pools, key=lambda pool: (pool.size + 0.5) / pool.desired):
+    old = Counter[str]()
+    for each in role.old:
+        old[each.id.pool] += each.size
+
+    def rank(pool: NewPool) -> tuple[bool, float]:
+        return pool.size + old[pool.key[1]] >= pool.desired, (pool.size + 0.5) / pool.desired
+
+    for pool in sorted((pool for pool in role.pools if pool.size < pool.desired), key=rank):
         free = budget.available(held, pool.gpu)
         if free is None or free >= pool.gpus:
             more = replace(pool, size=pool.size + 1)

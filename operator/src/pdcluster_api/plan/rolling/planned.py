@@ -53,13 +53,21 @@ class RollingPlan:
             if not state.gone and (inputs.observed.service_is_wide or state.id.revision in serving)
         ]
         lost = [each for each in inputs.observed.records if each.revision == inputs.current]
-        return tuple(sorted({each for each in (*states, *lost) if not inputs.declared.has(each)}))
+        return tuple(sorted({each for each in (*states, *lost) if not self._is_declared(each)}))
+
+    def _is_declared(self, workload: WorkloadId) -> bool:
+        """Return whether it is of a pool as it is declared: others go step by step too."""
+        pools = {size.key for size in self.inputs.sizes}
+        has_pool = (workload.role, workload.pool) in pools
+        return has_pool and self.inputs.declared.has(workload)
 
     @property
     def _ending(self) -> list[WorkloadState]:
         """Workloads that are only there as far as their pods have not ended."""
-        states, has = self.inputs.observed.workloads, self.inputs.declared.has
-        return [state for state in states if not has(state.id) and state.id not in self.old]
+        states, old = self.inputs.observed.workloads, self.old
+        return [
+            state for state in states if state.id not in old and not self._is_declared(state.id)
+        ]
 
     @property
     def budget(self) -> AcceleratorBudget:
@@ -165,7 +173,7 @@ class RollingPlan:
         needs = " or ".join(f"{number} {gpu}" for gpu, number in sorted(step.short.items()))
         return (
             f"the next worker of revision {self.inputs.target} needs {needs} more than "
-            "autoscale.budget has: raise that, or give rollout.maxUnavailable"
+            "autoscale.budget has: raise that, or rollout.maxUnavailable"
         )
 
     def _role(self, name: str) -> RollingRole:

@@ -120,7 +120,7 @@ def test_a_budget_without_room_for_one_worker_holds_it_and_says_so() -> None:
     assert {each: size for each, size in existing.sets.items() if size} == before
     lacks = (
         f"the next worker of revision {revision_of(new.spec)} needs 1 cpu more than "
-        "autoscale.budget has: raise that, or give rollout.maxUnavailable"
+        "autoscale.budget has: raise that, or rollout.maxUnavailable"
     )
     assert condition_of(held.status, "RolloutOverBudget")["message"] == lacks
     assert condition_of(held.status, "Ready")["message"].endswith(f"step 1 of 2: {lacks}")
