@@ -119,6 +119,11 @@ class ScriptedBackend:
     conditions: ConditionsOverview | None = None
     tiers: list[KvTier] = field(default_factory=list)  # of the decode worker
     states: dict[str, str] = field(default_factory=dict)  # by role; else ready
+    gone: set[str] = field(default_factory=set)  # roles without a worker
+    roles: dict[str, str] = field(default_factory=dict)  # other names of roles
+    history: dict[str, list[int]] = field(
+        default_factory=lambda: {"decode": [1, 1], "prefill": [0, 1]}
+    )  # ready workers by role
 
     def adapter_calls(self) -> "ScriptedBackend":
         return self
@@ -146,11 +151,13 @@ class ScriptedBackend:
         below = replace(figures, tiers=self.tiers)
         workers = [
             WorkerOverview(
-                f"c-{role}-0", role, "cpu", self.states.get(role, "ready"), "", "Xeon", found
+                *(f"c-{role}-0", self.roles.get(role, role), "cpu"),
+                *(self.states.get(role, "ready"), "", "Xeon", found),
             )
             for role, found in (("decode", below), ("prefill", figures))
+            if role not in self.gone
         ]
-        history = History(30, {"decode": [1, 1], "prefill": [0, 1]}, [0, 3], [2, 1])
+        history = History(30, self.history, [0, 3], [2, 1])
         return ClusterOverview(
             *("ns", "c", "r1", self.model_name, "c-decode-0", "decode", self.short),
             workers,

@@ -61,6 +61,9 @@ async def _of_address(
             body = await response.json()
             if response.status == 404:
                 return WorkerTraces(name)
+            if response.status == 401:
+                fix = "give the cluster's key by PDCLUSTER_API_KEY or --api-key"
+                return WorkerTraces(name, problem=f"401: {_message(body)}; {fix}")
             if response.status != 200:
                 return WorkerTraces(name, problem=f"{response.status}: {_message(body)}")
             return WorkerTraces(name, _traces(body))
@@ -114,11 +117,18 @@ def find_traces(found: Sequence[WorkerTraces], request_id: str) -> list[tuple[st
         )
     if not found:
         raise StartError("no worker is there to ask", exit_code=1)
-    message = (
-        f"none of {len(found)} workers knows request {request_id}: each keeps its last 2048 that "
-        "have ended"
-    )
+    message = _unknown(len(found), len(problems), request_id)
     raise StartError("\n".join([message, *problems]), exit_code=1)
+
+
+def _unknown(num_workers: int, num_problems: int, request_id: str) -> str:
+    known = f"request {request_id}: each keeps its last 2048 that have ended"
+    if not num_problems:
+        return f"none of {num_workers} workers knows {known}"
+    silent = f"{num_problems} of {num_workers} workers could not be asked"
+    if num_problems == num_workers:
+        return f"{silent} for request {request_id}"
+    return f"{silent}; the others do not know {known}"
 
 
 def _role(trace: TraceBody) -> object:

@@ -138,9 +138,21 @@ def test_why_request_that_no_worker_knows_names_those_tried(
     first, second = result.stderr.splitlines()
     assert (
         first
-        == "error: none of 2 workers knows request abc: each keeps its last 2048 that have ended"
+        == "error: 1 of 2 workers could not be asked; the others do not know request abc: each "
+        "keeps its last 2048 that have ended"
     )
     assert second.startswith("d1 does not answer")
+
+
+def test_why_request_that_all_workers_do_not_know_says_so(
+    why: Callable[..., Any], serve: Callable[[Answers], str], tmp_path: Path
+) -> None:
+    workers = [worker("d0", serve({})), worker("d1", serve({}))]
+    RunDirectory.create(tmp_path, "chat").write_state({"name": "chat", "workers": workers})
+
+    assert why().stderr == (
+        "error: none of 2 workers knows request abc: each keeps its last 2048 that have ended\n"
+    )
 
 
 def test_why_request_names_workers_that_may_have_more(
@@ -165,7 +177,11 @@ def test_why_request_passes_on_what_a_worker_refuses(
     result = why("--url", f"http://{serve({})}", "--api-key", "wrong")
 
     assert result.exit_code == 1
-    assert "401: incorrect API key provided" in result.stderr
+    first, second = result.stderr.splitlines()
+    assert first == "error: 1 of 1 workers could not be asked for request abc"
+    assert second.endswith(
+        " 401: incorrect API key provided; give the cluster's key by PDCLUSTER_API_KEY or --api-key"
+    )
 
 
 def test_why_request_refuses_a_key_that_no_header_can_hold(why: Callable[..., Any]) -> None:

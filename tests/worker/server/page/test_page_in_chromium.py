@@ -23,6 +23,7 @@ from tests.browser import Page, Route, expect, opened
 from tests.worker.server.conftest import Rig
 
 PHONE = {"viewport": {"width": 360, "height": 780}, "has_touch": True}
+NO_PREFILL = "no prefill worker: prompts are prefilled locally"
 REFUSED = "Failed to load resource"
 THREE_CALLS = """async () => {
   const { call } = await import("/page/api.js");
@@ -83,8 +84,53 @@ async def test_a_worker_that_takes_no_requests_has_the_reason(rig: Rig, url: str
         card = page.locator("#prefill .worker")
         await expect(card.locator(".state")).to_have_text("lost")
         await expect(card).to_contain_text("It does not answer: the others take its work")
-        await expect(page.locator("#health")).to_have_text("1 of 2 workers ready")
+        await expect(page.locator("#health")).to_have_text(f"1 decode worker ready, {NO_PREFILL}")
         await expect(page.locator("#decode .worker p")).to_have_count(1)
+
+
+async def test_a_role_whose_last_worker_is_gone_is_missed(rig: Rig, url: str) -> None:
+    """Also once history has forgotten it, and until it is back."""
+    health = "#health"
+    async with opened(url) as page:
+        await expect(page.locator(health)).to_have_text("2 of 2 workers ready")
+        for rig.backend.history in ({"decode": [1, 1], "prefill": [1, 0]}, {"decode": [1, 1]}):
+            rig.backend.gone = {"prefill"}
+            async with page.expect_response("**/debug/cluster"):
+                pass
+            await expect(page.locator(health)).to_have_text(f"1 decode worker ready, {NO_PREFILL}")
+            await expect(page.locator(health)).to_have_attribute("data-state", "starting")
+            await expect(page.locator("#prefill")).to_have_text("none")
+            await expect(page.locator("#wires path")).to_have_count(1)
+            await expect(page.locator("#figures")).to_contain_text("Prefilled remotely")
+        rig.backend.gone = {"decode"}
+        await expect(page.locator(health)).to_have_text(
+            "1 prefill worker ready, no decode worker: nothing answers"
+        )
+        await expect(page.locator("#decode")).to_have_text("none")
+        rig.backend.gone = {"decode", "prefill"}
+        await expect(page.locator(health)).to_have_text(
+            f"{NO_PREFILL}, no decode worker: nothing answers"
+        )
+        zero = ConditionOverview("Ready", "True", "ScaledToZero", "at rest", ago(9), "fine")
+        rig.backend.conditions = ConditionsOverview(ago(9), [zero])
+        await expect(page.locator(health)).to_have_text("scaled to zero: a request starts workers")
+        rig.backend.gone = set()
+        await expect(page.locator(health)).to_have_text("2 of 2 workers ready")
+        await expect(page.locator(health)).to_have_attribute("data-state", "ready")
+
+
+async def test_a_role_that_ended_before_the_page_opened_is_missed(rig: Rig, url: str) -> None:
+    rig.backend.gone, rig.backend.history = {"prefill"}, {"decode": [1, 1], "prefill": [1, 0]}
+    async with opened(url) as page:
+        await expect(page.locator("#health")).to_have_text(f"1 decode worker ready, {NO_PREFILL}")
+
+
+async def test_mixed_workers_miss_no_prefill_worker(rig: Rig, url: str) -> None:
+    rig.backend.gone, rig.backend.roles = {"prefill"}, {"decode": "mixed"}
+    async with opened(url) as page:
+        await expect(page.locator("#health")).to_have_text("1 of 1 workers ready")
+        await expect(page.locator("#prefill")).to_be_hidden()
+        await expect(page.locator("#moving")).to_contain_text("Mixed workers prefill")
 
 
 async def test_what_did_not_change_is_left_to_the_screen_reader(rig: Rig, url: str) -> None:
@@ -277,6 +323,10 @@ async def test_an_error_within_an_answer_is_shown_with_what_came(rig: Rig, page:
     await expect(page.locator("#log .error")).to_have_text(
         "The answer ended in an error: the worker is gone"
     )
+    await expect(page.locator("#announcement")).to_have_text(
+        "The answer ended in an error: the worker is gone"
+    )
+    await expect(page.get_by_label("Message")).to_have_value("")
     await expect(page.get_by_role("button", name="Send")).to_be_enabled()
 
 
@@ -294,8 +344,33 @@ async def test_a_refused_request_says_why(rig: Rig, url: str) -> None:
     async with opened(url, REFUSED) as page:
         await ask(page, "x" * 1200)
         await expect(page.locator("#log .error")).to_contain_text("maximum context length")
+        await expect(page.get_by_label("Message")).to_have_value("x" * 1200)
         await ask(page, "Hi")
         await expect(page.locator("#log .assistant").last).to_contain_text("Hello, world!")
+
+
+async def test_a_failed_question_comes_back_unless_another_one_is_being_typed(
+    rig: Rig, url: str
+) -> None:
+    rig.backend.error, rig.backend.error_after = RequestError("no worker", status=503), 0
+    async with opened(url, REFUSED) as page:
+        message = page.get_by_label("Message")
+        await ask(page, "first")
+        await expect(page.locator("#log .error")).to_have_count(1)
+        await expect(message).to_have_value("first")
+
+        release = asyncio.Event()
+
+        async def late(route: Route) -> None:
+            await release.wait()
+            await route.continue_()
+
+        await page.route("**/v1/chat/completions*", late)
+        await ask(page, "second")
+        await message.fill("third")
+        release.set()
+        await expect(page.locator("#log .error")).to_have_count(2)
+        await expect(message).to_have_value("third")
 
 
 async def test_the_key_dialog_opens_until_the_key_is_right_and_the_tab_keeps_it(
@@ -397,12 +472,16 @@ async def test_a_worker_that_cannot_be_reached_is_tried_again(
         await server.close()
         alert = page.get_by_role("alert")
         await expect(alert).to_have_text("The worker cannot be reached.")
-        await expect(page.locator("#retry")).to_contain_text("What is below is")
+        times = re.compile(r"What is below is of [\d:]{8}\. Next try at [\d:]{8}\.")
+        await expect(page.locator("#retry")).to_have_text(times)
+        first = await page.locator("#retry").inner_text()
         await page.evaluate(COUNT_CHANGES, ["#trouble"])
         await expect(page.locator("body")).to_have_attribute("data-stale", "yes")
         await ask(page)
         await expect(page.locator("#log .error")).to_have_text("The connection broke off")
-        await expect(page.locator("#retry")).to_contain_text("Trying again in 8 s")
+        await expect(page.locator("#retry")).not_to_have_text(first)
+        second = await page.locator("#retry").inner_text()
+        assert second.partition(" Next")[0] == first.partition(" Next")[0]  # time of the figures
         assert await page.evaluate("window.changes") == 0  # a screen reader is not interrupted
         again = await serve(rig.app, "127.0.0.1", server.port)
         await expect(alert).to_be_hidden(timeout=20_000)

@@ -14,7 +14,8 @@ from tests.worker.fake_clock import FakeClock
 from tests.worker.server.conftest import Rig, asgi_client
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
-ASSETS = ("api.js", "chat.js", "cluster.js", "conditions.js", "trace.js", "icon.svg", "page.css")
+ON_IMPORT = ("api.js", "conditions.js", "health.js", "redraw.js", "trace.js")
+ASSETS = (*ON_IMPORT, "chat.js", "cluster.js", "icon.svg", "page.css")
 
 
 async def test_a_browser_gets_the_page_and_its_files(http: httpx.AsyncClient) -> None:
@@ -26,7 +27,7 @@ async def test_a_browser_gets_the_page_and_its_files(http: httpx.AsyncClient) ->
     assert head.headers["content-length"] == page.headers["content-length"]
     assert page.headers["vary"] == "accept"
     for name in ASSETS:
-        assert f"page/{name}" in page.text or name in ("api.js", "conditions.js", "trace.js")
+        assert f"page/{name}" in page.text or name in ON_IMPORT
         asset = await http.get(f"/page/{name}")
         assert (asset.status_code, asset.headers["x-content-type-options"]) == (200, "nosniff")
         policy = asset.headers["content-security-policy"]

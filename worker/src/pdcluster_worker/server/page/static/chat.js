@@ -51,7 +51,10 @@ async function ask(text) {
   }
   answer.setAttribute("aria-busy", "false");
   if (measured.first || measured.tokens) keep(measured.text);
-  else messages.pop();
+  else {
+    messages.pop();
+    if (problem && !$("message").value) $("message").value = text; // to be sent again
+  }
   const place = response?.headers.get("x-pdcluster-prefill");
   conclude(answer, measured, place, problem);
   const id = response?.headers.get("x-request-id");
@@ -86,8 +89,9 @@ function conclude(answer, measured, place, problem) {
   const figures = describe(measured, place);
   if (figures) answer.append(html("span", { class: "measured" }, figures));
   const broke = measured.first && problem !== "Stopped" ? "The answer ended in an error: " : "";
-  if (problem) answer.append(html("span", { class: "error" }, sentence(broke + problem)));
-  $("announcement").textContent = problem || `Answer complete. ${figures}`;
+  const failed = problem && sentence(broke + problem);
+  if (failed) answer.append(html("span", { class: "error" }, failed));
+  $("announcement").textContent = failed || `Answer complete. ${figures}`;
   $("log").scrollTop = $("log").scrollHeight;
 }
 

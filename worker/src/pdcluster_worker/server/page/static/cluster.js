@@ -3,11 +3,12 @@ import {
   $, amount, bytes, call, html, isUnanswered, messageOf, seen, sentence, short, svg,
 } from "./api.js";
 import { drawConditions } from "./conditions.js";
+import { healthOf, isSplit, remember } from "./health.js";
 import { redraw } from "./redraw.js";
 
 const PERIOD = 2000, LONGEST = 30000, WINDOW = 20000;
-let seenAt = 0;
-const seconds = (milliseconds) => `${Math.round(milliseconds / 1000)} s`;
+let seenAt = null;
+const timeOf = (date) => date.toTimeString().slice(0, 8);
 const samples = []; // of the last seconds, for rates
 let moving = new Set(); // pods to or from which KV is on its way
 const COUNTERS = ["remote_prefills", "kv_bytes"];
@@ -24,16 +25,17 @@ async function follow() {
       const now = Date.parse(response.headers.get("date")) || Date.now();
       drawConditions(seen.overview.conditions, now);
       wait = PERIOD;
-      seenAt = performance.now();
+      seenAt = new Date();
       $("trouble").hidden = $("retry").hidden = true;
       delete document.body.dataset.stale;
     } catch (error) {
       const lost = isUnanswered(error);
       wait = lost ? Math.min(2 * wait, LONGEST) : 2 * PERIOD; // one that answers is soon ready
       const what = lost ? "The worker cannot be reached" : sentence(error.message);
-      const old = `What is below is ${seconds(performance.now() - seenAt)} old. `;
+      const old = seenAt ? `What is below is of ${timeOf(seenAt)}. ` : "";
+      const next = timeOf(new Date(Date.now() + wait));
       say("trouble", `${what}.`); // an alert interrupts: what changes stands outside of it
-      say("retry", `${seen.overview ? old : ""}Trying again in ${seconds(wait)}.`);
+      say("retry", `${old}Next try at ${next}.`);
       document.body.dataset.stale = "yes";
       $("trouble").hidden = $("retry").hidden = false;
       say("health", lost ? "not reachable" : "not ready", lost ? "lost" : "starting");
@@ -54,15 +56,13 @@ function say(id, text, state) {
 
 function draw(overview) {
   const { workers } = overview;
-  const ready = workers.filter((worker) => worker.state === "ready").length;
+  remember(overview.history);
   document.title = `${overview.cluster} · PDCluster`;
   say("title", overview.cluster);
   const { model, namespace, revision, pod } = overview;
   const about = [`Serves ${model}`, `namespace ${namespace}`, `revision ${revision}`, `reported by ${short(pod)}`];
   say("about", about.join(" · "));
-  const words = `${ready} of ${workers.length} workers ready`;
-  const complete = !overview.problem && ready === workers.length;
-  say("health", overview.problem ?? words, complete ? "ready" : "starting");
+  say("health", ...healthOf(overview));
   samples.push(counted(workers));
   while (samples.at(-1).at - samples[0].at > WINDOW) samples.shift(); // a hidden tab took none
   drawFigures(workers);
@@ -110,7 +110,7 @@ function drawFigures(workers) {
     ["Waiting", sum(workers, "num_waiting")],
     ["KV in use", blocks ? percent(sum(workers, "used_blocks"), blocks) : "–"],
   ];
-  if (workers.some((worker) => worker.role === "prefill")) {
+  if (isSplit(workers)) {
     figures.push(
       ["Prefilled remotely", prompts ? percent(remote, prompts) : "–"],
       ["Remote prefills", `${amount(60 * perSecond("remote_prefills"))}/min`],
@@ -133,7 +133,8 @@ function figure([name, value]) {
 function drawWorkers(workers) {
   for (const place of ["prefill", "decode", "others"]) {
     const there = workers.filter((worker) => (SIDES[worker.role] ?? "others") === place);
-    redraw($(place), there.map(card));
+    const isGone = !there.length && place !== "others" && isSplit(workers);
+    redraw($(place), isGone ? [html("li", { class: "meta" }, "none")] : there.map(card));
   }
   moving = new Set(workers.filter(moves).map((worker) => worker.pod));
   say("moving", movingText(workers));
@@ -146,7 +147,7 @@ function moves({ pod, figures }) {
 }
 
 function movingText(workers) {
-  if (!workers.some((worker) => worker.role === "prefill")) {
+  if (!isSplit(workers)) {
     return "Mixed workers prefill and decode themselves: no KV moves";
   }
   const transfers = sum(decoding(workers), "num_transfers");
@@ -194,10 +195,11 @@ function bar(share) {
 /** A line from each prefill worker to the middle, and from there to each decode worker. */
 function drawWires() {
   const area = $("wires").getBoundingClientRect(), half = area.width / 2;
-  const ends = ["prefill", "decode"].flatMap((side) => [...$(side).children].map((element) => {
+  const ends = ["prefill", "decode"].flatMap((side) => [...$(side).querySelectorAll(".worker")].map((element) => {
     const box = element.getBoundingClientRect();
     return { side, pod: element.dataset.pod, y: box.top + box.height / 2 - area.top };
   }));
+  if (!ends.length) return $("wires").replaceChildren();
   const heights = ends.map((end) => end.y);
   const middle = (Math.min(...heights) + Math.max(...heights)) / 2;
   $("wires").replaceChildren(...ends.map(({ side, pod, y }) => svg("path", {
