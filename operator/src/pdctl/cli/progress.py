@@ -61,13 +61,13 @@ class _BarProgress(Progress):
 
     def __init__(self, bar: RichBar) -> None:
         self._bar = bar
-        self._task = bar.add_task("", total=None)
+        self._task = bar.add_task("", total=None, visible=False)
         super().__init__()
 
     def begin(self, what: str, total: int | None = None) -> None:
         super().begin(what, total)
         self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(what, total=total)
+        self._task = self._bar.add_task(what, total=total, visible=bool(what))
 
     def _show(self, seconds: float) -> None:
         self._bar.update(self._task, completed=self._num_done)

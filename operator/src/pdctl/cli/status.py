@@ -34,11 +34,10 @@ def find_directory(state_dir: Path, name: str | None) -> tuple[RunDirectory, dic
     running = _running(state_dir, name)
     names = sorted({state["name"] for _, state in running})
     if not running:
-        raise StartError(
-            f"no cluster{f' named {name}' if name else ''} runs here; start one with `pdctl up "
-            "MODEL`",
-            exit_code=1,
-        )
+        others = sorted({state["name"] for _, state in _running(state_dir, None)})
+        fix = f"running here: {', '.join(others)}" if others else "start one with `pdctl up MODEL`"
+        named = f" named {name}" if name else ""
+        raise StartError(f"no cluster{named} runs here; {fix}", exit_code=1)
     if len(names) > 1:
         raise StartError(f"several clusters run here: name one of {', '.join(names)}", exit_code=2)
     return running[-1]

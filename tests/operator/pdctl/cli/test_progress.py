@@ -79,3 +79,4 @@ def test_terminal_gets_a_bar_with_the_time_left() -> None:
     assert (process.returncode, out) == (0, b"result\n")
     for text in (b"answers", b"3 of 3", b"left:"):
         assert text in shown
+    assert b"of ?" not in shown.partition(b"the cluster starts")[0]  # nothing without a name

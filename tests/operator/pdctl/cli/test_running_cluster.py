@@ -161,6 +161,20 @@ def test_down_leaves_a_process_that_has_the_pid_of_an_ended_run_alone(tmp_path: 
         other.kill()
 
 
+@pytest.mark.parametrize("command", ["down", "chat", "status"])
+def test_a_name_that_does_not_run_here_brings_the_names_that_do(
+    command: str, tmp_path: Path
+) -> None:
+    for name in ("keyed", "chat"):
+        RunDirectory.create(tmp_path, name).write_state({"name": name, "workers": []})
+    result = pdctl(command, "nosuch", "--state-dir", str(tmp_path))
+
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "error: no cluster named nosuch runs here; running here: chat, keyed\n",
+    )
+
+
 def test_down_of_another_user_s_run_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
