@@ -169,9 +169,13 @@ def check_space(folder: Path, missing_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if missing_bytes > free:
         raise FetchError(
-            f"{folder.parent} has {free / 1e9:.1f} GB free and {missing_bytes / 1e9:.1f} GB are "
+            f"{folder.parent} has {_size_text(free)} free and {_size_text(missing_bytes)} are "
             "still missing: give the volume more space"
         )
+
+
+def _size_text(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def meaning(error: OSError, folder: Path) -> str:
