@@ -174,7 +174,10 @@ def test_a_stopped_download_ends_pdctl_and_the_next_goes_on_with_it(
         start_new_session=True,
     ) as process:
         deadline = time.monotonic() + 60
-        while not hub.sent[weights.name] and time.monotonic() < deadline:
+        models = tmp_path / ".cache/pdcluster/models"
+        while time.monotonic() < deadline and not any(
+            path.stat().st_size for path in models.glob(f"*/{weights.name}*")
+        ):
             time.sleep(0.02)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         _, shown = process.communicate(timeout=60)

@@ -118,7 +118,7 @@ def test_more_stages_than_layers_are_refused_with_the_numbers() -> None:
         check_divides(ParallelRank(1, 4), SHAPE, {"intermediate size": 64}, 3)
 
 
-ADAPTERS = ("sql", "fr", "law")
+ADAPTERS = {"sql": 0, "fr": 1, "law": 2}
 LIMITS = StepLimits(max_tokens=72, max_sequences=6, longest=64, block_size=4)
 
 

@@ -180,7 +180,7 @@ def _pairs(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """A and B of each projection, checked against the model's sizes."""
     halves: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
-    for key, tensor in tensors.items():
+    for key, tensor in sorted(tensors.items()):
         found = _WEIGHT.fullmatch(key)
         module = found[1] if found else key
         is_expert = ".experts." in module
