@@ -20,8 +20,9 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import uvloop
 from starlette.types import ASGIApp, Message
@@ -37,6 +38,7 @@ from pdcluster_worker.messages.requests import FinishReason, Token
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.processes.lifecycle import settle_memory
 from pdcluster_worker.server.app import create_app
+from pdcluster_worker.server.generation.generation import AdapterControl
 from pdcluster_worker.server.http.run import serve
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.serving.decode.broker import CreditBroker
@@ -122,7 +124,7 @@ class Backend:
     """A decode worker without peers."""
 
     model_name, max_model_len, vocab_size, length_note = "m", 4096, VOCABULARY, ""
-    adapters: Sequence[str] = ()
+    adapters: Mapping[str, str] = MappingProxyType({})
     scheduler: str | None = "continuous"
     device: DeviceFacts | None = DEVICE
 
@@ -141,6 +143,9 @@ class Backend:
 
     def num_ingresses(self) -> int:
         return 1
+
+    def adapter_calls(self) -> AdapterControl:
+        raise NotImplementedError("no adapter is loaded here")
 
     def overview(self) -> ClusterOverview:
         raise NotImplementedError("no browser is served here")
