@@ -82,10 +82,10 @@ def test_a_request_takes_the_remote_path_where_both_have_the_very_adapter(fleet,
     decode, prefill = fleet.decodes[0], fleet.prefill
     right = Reference(fleet.folders / "sql-merged")
 
-    def place(asked: str) -> str | None:
+    def place(mode: str) -> str | None:
         """None where it is refused."""
         prompt = prompts(100)
-        response = decode.client.post(body(prompt, asked, model="x"))
+        response = decode.client.post(body(prompt, mode, model="x"))
         if response.status_code == 503:
             assert response.json()["error"]["code"] == "no_prefill_worker"
             return None

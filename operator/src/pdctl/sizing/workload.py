@@ -5,7 +5,7 @@ rates are means; arrivals within a window are taken as Poisson.
 """
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -123,9 +123,9 @@ class TraceWorkload:
 
     @cached_property
     def _plain_prompts(self) -> Sequence[Prompt]:
-        numbers: Counter[Sizes] = Counter()
+        numbers = defaultdict[Sizes, float](float)
         for sizes, number in self.sizes:
-            numbers[sizes[0], 0] += number  # type: ignore[assignment]
+            numbers[sizes[0], 0] += number
         return _ordered(numbers.items(), self.num_requests)
 
 

@@ -10,18 +10,8 @@ from pdcluster_schema.load import load_applied
 from pdctl.cli.main import app
 from pdctl.cli.progress import Progress
 from pdctl.sizing import tables
+from tests.operator.pdctl.planned_models import LLAMA
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16",
-}
 GOAL = ["--input", "2000", "--output", "200", "--ttft", "1", "--itl", "0.03"]
 
 

@@ -12,18 +12,8 @@ from typer.testing import CliRunner
 from pdcluster_schema.load import load_applied
 from pdctl.cli.main import app
 from pdctl.sizing import tables
+from tests.operator.pdctl.planned_models import LLAMA
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16",
-}
 HEADER = "seconds,requests_per_second,input_tokens,output_tokens\n"
 LOAD = HEADER + "0,4,1000,300\n600,12,2000,200\n1200,4,1000,300\n"
 EXAMPLES = Path(__file__).parents[4] / "examples" / "traces"

@@ -120,7 +120,7 @@ def test_an_adapter_that_is_not_here_is_refused(
     )
 
 
-def test_the_folder_of_adapters_at_run_time_is_beside_the_file(
+def test_a_relative_folder_of_adapters_at_run_time_begins_at_the_file(
     document: dict[str, Any], tmp_path: Path
 ) -> None:
     document["spec"]["model"]["runtimeAdapters"] = {"path": "lora", "memory": "1Gi"}

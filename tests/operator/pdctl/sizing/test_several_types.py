@@ -7,19 +7,11 @@ import pytest
 from pdcluster_schema.load import parse_applied
 from pdctl.sizing.manifest import PlannedModel, manifest_of
 from pdctl.sizing.objective import LoadWindow, Objective, OfferedLoad
-from pdctl.sizing.profile import EngineProfile, RankLayout
+from pdctl.sizing.profile import RankLayout
 from pdctl.sizing.search import SearchInput, best, placements
 from pdctl.sizing.several_types import joined_placements
+from tests.operator.pdctl.planned_models import FAST
 
-FAST = EngineProfile(
-    gpu="B200",
-    layout=RankLayout(2),
-    prefill={1: 0.1},
-    decode={10: 0.02, 20: 0.03},
-    mixed={(1010, 10): 0.12},
-    kv_tokens=100_000,
-    source="by hand",
-)
 SLOW = replace(
     FAST, gpu="H200", prefill={1: 0.2}, decode={10: 0.04, 20: 0.06}, mixed={(1010, 10): 0.24}
 )

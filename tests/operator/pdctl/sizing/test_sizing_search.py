@@ -7,21 +7,13 @@ import pytest
 
 from pdctl.sizing.manifest import PlannedModel, break_even_tokens, manifest_of
 from pdctl.sizing.objective import Objective
-from pdctl.sizing.profile import EngineProfile, RankLayout
+from pdctl.sizing.profile import RankLayout
 from pdctl.sizing.search import PlannedRole, SearchInput, best, front, placements
 from pdctl.sizing.shape import shape_of
 from pdctl.sizing.waiting import MAX_UTILIZATION, max_utilization, wait_seconds
+from tests.operator.pdctl.planned_models import FAST
 
 GOAL = Objective(1000, 101, ttft_seconds=2.0, itl_seconds=0.05)
-FAST = EngineProfile(
-    gpu="B200",
-    layout=RankLayout(2),
-    prefill={1: 0.1},
-    decode={10: 0.02, 20: 0.03},
-    mixed={(1010, 10): 0.12},
-    kv_tokens=100_000,
-    source="by hand",
-)
 WIDE = replace(FAST, gpu="B300", layout=RankLayout(1), prefill={1: 0.4}, mixed={})
 GIVEN = SearchInput(
     GOAL, {"B200": 8, "B300": 4}, links={"B200": 1e9, "B300": 2e9}, prompt_kv_bytes=5e7

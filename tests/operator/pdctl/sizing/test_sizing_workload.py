@@ -19,22 +19,14 @@ from pdctl.sizing.objective import (
     at_percentile,
     binned,
 )
-from pdctl.sizing.profile import EngineProfile, PromptScatter, RankLayout, prompt_scatter
+from pdctl.sizing.profile import PromptScatter, prompt_scatter
 from pdctl.sizing.search import SearchInput, best, placements
 from pdctl.sizing.waiting import wait_seconds
 from pdctl.sizing.workload import cached_tokens, read_workload
+from tests.operator.pdctl.planned_models import FAST
 
 HEADER = "seconds,requests_per_second,input_tokens,output_tokens\n"
 GOAL = Objective(1000, 101, ttft_seconds=2.0, itl_seconds=0.05)
-FAST = EngineProfile(
-    gpu="B200",
-    layout=RankLayout(2),
-    prefill={1: 0.1},
-    decode={10: 0.02, 20: 0.03},
-    mixed={(1010, 10): 0.12},
-    kv_tokens=100_000,
-    source="by hand",
-)
 # Prompts have their peak in the first minute, answers theirs in the second.
 LOAD = OfferedLoad([LoadWindow(60.0, 10.0, 20.0, 2.0), LoadWindow(60.0, 10.0, 2.0, 12.0)])
 GIVEN = SearchInput(GOAL, {"B200": 12}, {"B200": 1e9}, prompt_kv_bytes=5e7, demand=LOAD)

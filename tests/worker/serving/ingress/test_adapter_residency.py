@@ -86,7 +86,7 @@ async def test_after_a_failure_it_goes_on_where_the_adapter_is(worker, engine):
         assert (lost.requested, other.requested) == (["r"], ["r~1"])
 
 
-async def test_a_rival_of_a_race_has_it_too(worker):
+async def test_both_workers_of_a_race_have_it(worker):
     worker.policy = PolicyConfig(racing=RacingSpec(enabled=True, max_ratio=1.0))
     without, with_it = peer("a", {}), peer("b", HERE)
     policy = HedgePolicy(worker, dispatcher_of(worker), lambda: [without])

@@ -21,7 +21,7 @@ from pdcluster_api.plan.sizes import lost_ordinals, without_lost
 from pdcluster_api.plan.status.discovery import discovery_answers
 from pdcluster_schema.revision import is_rolled_back
 from pdcluster_schema.sections import COMPUTING, ENGINELESS, ROUTER
-from pdcluster_schema.workload import Workload, WorkloadId
+from pdcluster_schema.workload import PoolKey, Workload, WorkloadId
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,12 @@ class RollingPlan:
 
     def _is_declared(self, workload: WorkloadId) -> bool:
         """Return whether it is of a pool as it is declared: others go step by step too."""
-        pools = {size.key for size in self.inputs.sizes}
-        has_pool = (workload.role, workload.pool) in pools
+        has_pool = (workload.role, workload.pool) in self._declared_pools
         return has_pool and self.inputs.declared.has(workload)
+
+    @cached_property
+    def _declared_pools(self) -> frozenset[PoolKey]:
+        return frozenset(size.key for size in self.inputs.sizes)
 
     @property
     def _ending(self) -> list[WorkloadState]:
