@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, models, normalizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GemmaTokenizer
 
 from pdcluster_worker.errors import FetchError
-from pdcluster_worker.fetch import model_folder
+from pdcluster_worker.fetch import gguf_file, model_folder
 from pdcluster_worker.fetch.gguf_file import ARCHITECTURES, convert
 from pdcluster_worker.fetch.model_folder import READY, make_once
 from tests.make_gguf import make_gguf
@@ -69,6 +69,22 @@ def test_the_folder_is_the_model_that_the_file_was_made_of(
     before, after = (AutoTokenizer.from_pretrained(each) for each in (original, made))
     assert after(TEXT).input_ids == before(TEXT).input_ids
     assert after.chat_template == before.chat_template
+
+
+def test_without_a_terminal_a_line_says_now_and_then_how_far_it_is(
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(gguf_file, "LOG_SECONDS", 0.0)
+    caplog.set_level("INFO", "pdcluster_worker.fetch.gguf_file")
+
+    convert(make_gguf(tiny, tmp_path / "tiny.gguf"), tmp_path)
+
+    lines = [each for each in caplog.messages if each.startswith("converting tensors=")]
+    number = len(gguf.GGUFReader(tmp_path / "tiny.gguf").tensors)
+    assert lines == [f"converting tensors={each} of={number}" for each in range(number)]
 
 
 def test_a_gemma_has_its_weights_and_its_vocabulary_of_sentencepiece(tmp_path: Path) -> None:

@@ -30,13 +30,17 @@ from pdcluster_worker.fetch.hf_hub import (
     small_files,
     weights_files,
 )
-from pdcluster_worker.fetch.model_folder import ModelDownload, check_space, only_run
+from pdcluster_worker.fetch.model_folder import (
+    LOG_SECONDS,
+    ModelDownload,
+    check_space,
+    only_run,
+)
 
 logger = logging.getLogger(__name__)
 
 PARALLEL_FILES = 4
 RETRY = Backoff(first=1.0, most=60.0)
-LOG_SECONDS = 5.0
 BAR_SECONDS = 0.2
 _READ_BYTES = 1 << 20
 

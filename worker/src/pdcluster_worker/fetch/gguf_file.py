@@ -11,13 +11,14 @@ import functools
 import logging
 import re
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pdcluster_schema.text import one_line
 from pdcluster_worker.errors import FetchError
-from pdcluster_worker.fetch.model_folder import check_space, make_once, meaning
+from pdcluster_worker.fetch.model_folder import LOG_SECONDS, check_space, make_once, meaning
 from pdcluster_worker.system.process import end_on_sigterm, terminate_with_parent
 
 logger = logging.getLogger("pdcluster_worker.fetch.gguf_file")  # also of a program
@@ -182,15 +183,24 @@ def _save(gguf: Path, folder: Path, reader: Any, *, bar: bool) -> None:
 
 
 def _quieten(*, bar: bool) -> None:
-    """One bar, that of the tensors, or none."""
+    """One bar, that of the tensors, or a line now and then."""
     from transformers import modeling_gguf_pytorch_utils as loader
     from transformers.utils import logging as library
 
     library.set_verbosity_error()
     library.disable_progress_bar()
-    options = {"disable": not bar, "desc": "convert", "unit": "tensor"}
     plain = loader.tqdm
-    loader.tqdm = functools.wraps(plain)(lambda each, **_: plain(each, **options))
+    shown = functools.partial(plain, desc="convert", unit="tensor") if bar else _logged
+    loader.tqdm = functools.wraps(plain)(lambda each, **_: shown(each))
+
+
+def _logged(tensors: Sequence[Any]) -> Iterator[Any]:
+    at = time.monotonic()
+    for number, tensor in enumerate(tensors):
+        if (now := time.monotonic()) - at >= LOG_SECONDS:
+            logger.info("converting tensors=%d of=%d", number, len(tensors))
+            at = now
+        yield tensor
 
 
 def _no_space(folder: Path) -> str:

@@ -20,6 +20,9 @@ from pdcluster_worker.errors import FetchError
 
 logger = logging.getLogger(__name__)
 
+LOG_SECONDS = 5.0
+"""Between lines that say how far it is."""
+
 MARKER = ".pdcluster-model.json"
 READY = ".ready"  # of a converted model; says of which file
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
