@@ -111,7 +111,7 @@ def least_samples(percentile: int | None) -> int:
 
 @dataclass(frozen=True)
 class Correction:
-    """before: the last that was measured with `workers` workers."""
+    """before: the last that was measured with `workers` workers, not corrected."""
 
     workers: int
     before: MeasuredLatency
@@ -134,7 +134,7 @@ def learned(
         return replace(past, before=now)
     factor, used = past.factor, past.before.utilization
     load = now.utilization / used if used > 0.0 else 1.0
-    expected = past.before.predicted(load) / past.factor if load >= _LEAST_MORE_LOAD else math.inf
+    expected = past.before.predicted(load) if load >= _LEAST_MORE_LOAD else math.inf
     if 0.0 < expected < math.inf:
         least, most = 1.0 / CORRECTION_LIMIT, CORRECTION_LIMIT
         newest = min(most, max(least, now.seconds / expected))

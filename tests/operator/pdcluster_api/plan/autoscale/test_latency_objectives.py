@@ -252,6 +252,25 @@ def test_a_prediction_is_corrected_by_what_came_of_it():
     assert learned(found, replace(after, observed=observed()), 3, 3) == found
 
 
+@pytest.mark.parametrize(
+    ("ratios", "factor"),
+    [([1.2] * 12, 1.2), ([2.0, *[1.0] * 12], 1.0), ([0.5, *[1.0] * 12], 1.0)],
+)
+def test_a_correction_comes_to_what_every_change_measured(ratios: list[float], factor: float):
+    """ratios: measured over the formula, at each of several changes in a row."""
+    target = LatencyObjectiveSpec(seconds=1.0)
+    latency = MeasuredLatency("itl", target, observed((9, 0.01)), utilization=0.1)
+    workers, past = 20, learned(None, latency, 20, 20)
+    for ratio in ratios:
+        workers, seconds = workers - 1, latency.predicted(1.1) * ratio
+        more = 1.1 * latency.utilization
+        latency = replace(latency, observed=observed((9, seconds)), utilization=more)
+        past = learned(past, latency, workers, workers)
+
+    assert past is not None
+    assert past.factor == pytest.approx(factor, abs=0.01)
+
+
 @given(st.floats(0.001, 60.0), st.floats(0.01, 1.0), st.floats(0.0, 1.0))
 def test_a_correction_stays_within_its_limit(seconds: float, used: float, then: float):
     target = LatencyObjectiveSpec(seconds=1.0)
