@@ -13,6 +13,7 @@ import pytest
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.kv_tiers import directory_store
 from pdcluster_worker.kv_tiers.directory_store import FOLDER, LEFT_SECONDS, DirectoryStore
+from pdcluster_worker.kv_tiers.disk import DiskTier
 from pdcluster_worker.kv_tiers.shared import SharedTier, fingerprint_of
 
 BLOCK_BYTES = 3000
@@ -170,6 +171,17 @@ def test_a_volume_that_is_gone_is_an_error_and_no_miss(pair, tmp_path):
         pair[0].read(0, key_of(1), memoryview(bytearray(BLOCK_BYTES)))
     with pytest.raises(FileNotFoundError):
         write(pair[0], key_of(1))
+
+
+def test_a_folder_may_hold_files_of_disk_tiers_too(tmp_path):
+    """As of two clusters with one volume."""
+    disks = []
+    for _ in range(3):
+        disks.append(DiskTier("disk", tmp_path, 1 << 20, BLOCK_BYTES, b"model"))
+        write(open_tier(tmp_path), key_of(1))
+    for disk in disks:
+        disk.close()
+    assert read(open_tier(tmp_path), key_of(1))
 
 
 def test_a_path_that_cannot_be_used_is_refused(tmp_path):

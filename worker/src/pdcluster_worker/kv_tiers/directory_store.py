@@ -1,6 +1,6 @@
 """A store in a directory of a volume that workers mount: they write and delete at once.
 
-    PATH/kv-blocks-1/<2 hex digits of the key>/<key>-<model>-<bytes>       an entry
+    PATH/kv-shared-1/<2 hex digits of the key>/<key>-<model>-<bytes>       an entry
                                                <random>.new-<bytes>        one that is being written
 
 An entry is written under a name of its own and then renamed, so that it is found whole.  There are
@@ -26,7 +26,7 @@ from pdcluster_worker.kv_tiers.shared import ENTRY_BYTES
 logger = logging.getLogger(__name__)
 
 NUM_FOLDERS = 256
-FOLDER = "kv-blocks-1"
+FOLDER = "kv-shared-1"
 IDENTITY = "identity"
 """A folder of one folder, whose name all workers of the directory know it by."""
 
