@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -163,14 +164,36 @@ def test_a_write_that_fails_leaves_nothing(pair, tmp_path, monkeypatch):
     assert files(tmp_path) == []
 
 
-def test_a_volume_that_is_gone_is_an_error_and_no_miss(pair, tmp_path):
-    (tmp_path / FOLDER).rename(tmp_path / "elsewhere")
+@pytest.mark.parametrize("is_unmounted", [True, False])
+def test_a_volume_that_is_gone_is_an_error_and_no_miss(tmp_path, monkeypatch, is_unmounted):
+    """Unmounted: the path is there, and empty."""
+    tier = open_tier(tmp_path / "kv")
+    (tmp_path / "kv").rename(tmp_path / "elsewhere")
+    if is_unmounted:
+        (tmp_path / "kv").mkdir()
+        monkeypatch.setattr(tier._store, "_device", -1)
     with pytest.raises(FileNotFoundError):
-        pair[0].has([key_of(1)])
+        tier.has([key_of(1)])
     with pytest.raises(FileNotFoundError):
-        pair[0].read(0, key_of(1), memoryview(bytearray(BLOCK_BYTES)))
+        tier.read(0, key_of(1), memoryview(bytearray(BLOCK_BYTES)))
     with pytest.raises(FileNotFoundError):
-        write(pair[0], key_of(1))
+        write(tier, key_of(1))
+    assert not (tmp_path / "kv" / FOLDER).exists()
+
+
+@pytest.mark.parametrize("emptied", ["*", FOLDER, f"{FOLDER}/07"])
+def test_a_folder_that_was_emptied_is_used_on(pair, tmp_path, emptied):
+    """By workers that run; they still share it, also with one that starts."""
+    first, second = pair
+    old, new = key_of(1, folder=7), key_of(2, folder=7)
+    write(first, old)
+    for each in tmp_path.glob(emptied):
+        shutil.rmtree(each)
+    assert second.has([old]) == 0
+    assert not read(first, old)
+    write(first, new)
+    assert read(second, new)
+    assert open_tier(tmp_path).facts.store == first.facts.store
 
 
 def test_a_folder_may_hold_files_of_disk_tiers_too(tmp_path):

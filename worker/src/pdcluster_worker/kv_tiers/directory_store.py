@@ -76,7 +76,7 @@ class DirectoryStore:
                 f"{LEAST_ENTRIES} KV blocks take: raise it, or leave the tier out"
             )
         self.identity = uuid.uuid4().hex + self._suffix
-        self._is_open = False
+        self._device: int | None = None  # of the volume; None = it has not answered yet
         try:
             self._check_size(name, path, size)
             self.identity = self._open()
@@ -126,7 +126,9 @@ class DirectoryStore:
         try:
             self._put(path, parts)
         except OSError as e:
-            if e.errno not in _FULL or not self._drop_for_one_more(path.parent):
+            if isinstance(e, FileNotFoundError):
+                self._open_again(e)
+            elif e.errno not in _FULL or not self._drop_for_one_more(path.parent):
                 raise
             self._put(path, parts)
 
@@ -151,7 +153,7 @@ class DirectoryStore:
             )
 
     def _check_open(self) -> None:
-        if not self._is_open:
+        if self._device is None:
             self._open()
 
     def _open(self) -> str:
@@ -160,8 +162,17 @@ class DirectoryStore:
             (self._root / f"{number:02x}").mkdir(mode=0o700, parents=True, exist_ok=True)
         identity = self._find_identity()
         self._check_writable()
-        self._is_open = True
+        self._device = self._root.parent.stat().st_dev
         return identity
+
+    def _open_again(self, error: FileNotFoundError) -> None:
+        """An emptied folder is; raises the error for a volume that was unmounted, whose path looks
+        empty too, but on another device.
+        """
+        if self._root.parent.stat().st_dev != self._device:
+            raise error
+        self._open()
+        logger.warning("set up %s again, which was emptied", self._root)
 
     def _check_writable(self) -> None:
         """A full volume is: its entries make room."""
@@ -175,10 +186,10 @@ class DirectoryStore:
 
     def _find_identity(self) -> str:
         """That of the first worker: a folder that is not empty is never replaced by another."""
-        chosen, number = self._root / IDENTITY, uuid.uuid4().hex
+        chosen, number = self._root / IDENTITY, self.identity.removesuffix(self._suffix)
         with suppress(FileNotFoundError, StopIteration):
             return next(chosen.iterdir()).name + self._suffix
-        own = self._root / f"{number}.new-0"
+        own = self._root / f"{uuid.uuid4().hex}.new-0"
         try:
             (own / number).mkdir(mode=0o700, parents=True)
             own.rename(chosen)
@@ -191,8 +202,11 @@ class DirectoryStore:
         return next(chosen.iterdir()).name + self._suffix
 
     def _check_there(self) -> None:
-        """A volume that was unmounted looks empty.  Raises OSError."""
-        (self._root / IDENTITY).stat()
+        """It may have been emptied or unmounted.  Raises OSError."""
+        try:
+            (self._root / IDENTITY).stat()
+        except FileNotFoundError as e:
+            self._open_again(e)
 
     def _put(self, path: Path, parts: Sequence[bytes | memoryview]) -> None:
         new = path.parent / f"{uuid.uuid4().hex}.new-{self._entry_bytes}"
