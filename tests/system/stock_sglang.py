@@ -71,7 +71,8 @@ def sglang_engine(model: Path) -> Json:
             at("spec.model.dtype", "float32"),
         )
     )
-    engine, (pool,) = cluster.spec.engine_of("mixed"), cluster.spec.roles.present()["mixed"].pools
+    engine, role = cluster.spec.engine_of("mixed"), cluster.spec.roles.present()["mixed"]
+    (pool,) = role.pools
     site = VllmSettings(http=free_port(), kv_events=free_port(), is_process=True)
     return {
         "type": "sglang",
@@ -81,6 +82,6 @@ def sglang_engine(model: Path) -> Json:
             "port": site.http,
             "kvEventsPort": site.kv_events,
             "command": stock_command(cluster, pool, engine, str(model), site),
-            "env": stock_environment(pool, engine, site),
+            "env": stock_environment(pool, engine, site, role.startup_seconds),
         },
     }

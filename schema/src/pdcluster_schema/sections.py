@@ -25,6 +25,11 @@ from pdcluster_schema.values import (
     is_label,
 )
 
+STARTUP_SECONDS = 3600
+"""Time to start where none is given: hundreds of gigabytes of weights on a network volume take this
+order of time.
+"""
+
 
 class Metadata(SpecSection):
     """Name and namespace of the object; labels and annotations are the user's own."""
@@ -230,6 +235,10 @@ class RoleSpec(SpecSection):
     claims and the runtime class of accelerators in that of spec leave routers out. At most 32 KiB
     as JSON each, and the whole spec 128 KiB.
     """
+
+    @property
+    def startup_seconds(self) -> int:
+        return self.startup_timeout_seconds or STARTUP_SECONDS
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -45,9 +45,12 @@ def stock_command(
     return command(cluster, pool, engine, model_path, site)
 
 
-def stock_environment(pool: PoolSpec, engine: EngineSpec, site: VllmSettings) -> dict[str, str]:
+def stock_environment(
+    pool: PoolSpec, engine: EngineSpec, site: VllmSettings, startup_seconds: int
+) -> dict[str, str]:
+    """startup_seconds: of the role."""
     if engine.type != SGLANG:
-        return vllm_environment(pool, engine, site)
+        return vllm_environment(pool, engine, site, startup_seconds)
     return {
         "HF_HUB_OFFLINE": "1",
         **({"OMP_NUM_THREADS": str(engine.threads)} if engine.threads else {}),

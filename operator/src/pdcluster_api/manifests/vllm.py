@@ -129,7 +129,9 @@ def pods_of(engine: EngineSpec, pool: PoolSpec, site: VllmSettings) -> int:
     return 1 if site.is_process else pods_per_replica(engine, pool)
 
 
-def vllm_environment(pool: PoolSpec, engine: EngineSpec, site: VllmSettings) -> dict[str, str]:
+def vllm_environment(
+    pool: PoolSpec, engine: EngineSpec, site: VllmSettings, startup_seconds: int
+) -> dict[str, str]:
     on_cpu = {"VLLM_TARGET_DEVICE": "cpu"} if pool.gpu == NO_ACCELERATOR else {}
     threads = {}
     if engine.threads:
@@ -142,6 +144,8 @@ def vllm_environment(pool: PoolSpec, engine: EngineSpec, site: VllmSettings) -> 
     return {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        # else it ends itself after 600 s of loading
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(startup_seconds),
         **on_cpu,
         **threads,
         **{each.name: each.value for each in engine.env or ()},

@@ -289,9 +289,9 @@ def _engine_section(
         vllm["eventsFromPods"] = True
     if engine.allow_unknown_version:
         vllm["allowUnknownVersion"] = True
-    startup_seconds = cluster.spec.roles.present()[role].startup_timeout_seconds
-    if startup_seconds is not None and role not in ENGINELESS:
-        vllm["startupTimeoutSeconds"] = startup_seconds
+    declared = cluster.spec.roles.present()[role]
+    if declared.startup_timeout_seconds is not None and role not in ENGINELESS:
+        vllm["startupTimeoutSeconds"] = declared.startup_timeout_seconds
     version = published_version(engine.image)
     if version and role not in ENGINELESS and not site.vllm.is_process:
         vllm["taggedVersion"] = version
@@ -302,7 +302,7 @@ def _engine_section(
             vllm["maxLoraRank"] = rank
     if site.vllm.is_process:
         vllm["command"] = stock_command(cluster, pool, engine, site.model_path, site.vllm)
-        vllm["env"] = stock_environment(pool, engine, site.vllm)
+        vllm["env"] = stock_environment(pool, engine, site.vllm, declared.startup_seconds)
     # fields as vLLM has them: each that is given, default or not, is one of its flags too
     given: dict[str, Any] = engine.model_dump(
         mode="json", by_alias=True, exclude_unset=True, exclude_none=True, include=_VLLM_FACTS

@@ -47,9 +47,6 @@ from pdcluster_schema.quantities import canonical_quantity
 from pdcluster_schema.sections import ENGINELESS, PICKER, PoolSpec, RoleSpec
 from pdcluster_schema.workload import WorkloadId
 
-# reading hundreds of gigabytes of weights from a network volume takes this order of time; the
-# server process beside a stock engine waits as long
-STARTUP_SECONDS = 3600
 STARTUP_PERIOD_SECONDS = 5
 # until every node's kube-proxy has dropped a pod that is going, connections still arrive
 FORGET_SECONDS = 5
@@ -155,7 +152,7 @@ def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) 
                 pool,
                 engine,
                 command=stock_command(cluster, pool, engine, model.path, IN_CONTAINER),
-                variables=stock_environment(pool, engine, IN_CONTAINER),
+                variables=stock_environment(pool, engine, IN_CONTAINER, role.startup_seconds),
                 resources=_with_accelerators(cluster, workload, pool),
                 mounts=model.mounts,
             )
@@ -208,7 +205,6 @@ def _claims(role: RoleSpec) -> Manifest:
 def _container(
     base: Manifest, resources: Manifest, mounts: list[Manifest], role: RoleSpec
 ) -> Manifest:
-    startup_seconds = role.startup_timeout_seconds or STARTUP_SECONDS
     identity = {
         "POD_NAME": "metadata.name",
         "POD_NAMESPACE": "metadata.namespace",
@@ -232,7 +228,10 @@ def _container(
         "resources": resources,
         "volumeMounts": [*base["volumeMounts"], *mounts],
         "startupProbe": http_probe(
-            "http", "/ready", STARTUP_PERIOD_SECONDS, -(-startup_seconds // STARTUP_PERIOD_SECONDS)
+            "http",
+            "/ready",
+            STARTUP_PERIOD_SECONDS,
+            -(-role.startup_seconds // STARTUP_PERIOD_SECONDS),
         ),
         "readinessProbe": http_probe("http", "/ready", 5, 2),
         "livenessProbe": http_probe("http", "/health", 10, 6),

@@ -29,8 +29,9 @@ def line_of(*changes: Change, site: VllmSettings = IN_CONTAINER) -> list[str]:
 
 def environment_of(*changes: Change, site: VllmSettings = IN_CONTAINER) -> dict[str, str]:
     cluster = cluster_of(vllm(), *changes)
-    pool = cluster.spec.roles.present()["decode"].pools[0]
-    return vllm_environment(pool, cluster.spec.engine_of("decode"), site)
+    role = cluster.spec.roles.present()["decode"]
+    engine = cluster.spec.engine_of("decode")
+    return vllm_environment(role.pools[0], engine, site, role.startup_seconds)
 
 
 def value(line: list[str], flag: str) -> str:
@@ -171,12 +172,20 @@ def test_environment_has_the_user_s_values_over_ours_but_for_what_we_own() -> No
     assert found == {
         "HF_HUB_OFFLINE": "0",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENGINE_READY_TIMEOUT_S": "3600",
         "VLLM_TARGET_DEVICE": "cpu",
         "UCX_TLS": "tcp",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "$(POD_IP)",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "8200",
     }
     assert environment_of(site=ON_A_LAPTOP)["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "127.0.0.1"
+
+
+def test_vllm_loads_as_long_as_its_role_may_take_to_start() -> None:
+    name, slow = "VLLM_ENGINE_READY_TIMEOUT_S", at("spec.roles.decode.startupTimeoutSeconds", 1800)
+
+    assert environment_of(slow)[name] == "1800"
+    assert environment_of(slow, at("spec.engine.env", [{"name": name, "value": "9"}]))[name] == "9"
 
 
 def test_threads_of_engines_on_one_machine_are_not_bound_to_the_same_cores() -> None:
