@@ -175,17 +175,17 @@ class Bench:
         size = SLACK * 4 * self.num_blocks * block_bytes
         host = KvTierConfig(type="host", size=size)
         configs = {
-            "host": [host],
-            "disk": [KvTierConfig(type="disk", size=size, path=folder)],
-            "directory": [
+            "host": lambda: [host],
+            "disk": lambda: [KvTierConfig(type="disk", size=size, path=folder)],
+            "directory": lambda: [
                 host,
                 KvTierConfig(type="shared", size=max(size, 1024 * block_bytes), path=folder),
             ],
-            "server": [host, KvTierConfig(type="shared", url=self._options.url)],
+            "server": lambda: [host, KvTierConfig(type="shared", url=self._options.url)],
         }
         facts = BlockFacts(self.info.weights, self.info.geometry, f"bench {os.getpid()}", False)
         reserve = partial(reserve_private, "tier")
-        return open_tiers(configs[name], self.memory, facts, reserve, lambda: None)
+        return open_tiers(configs[name](), self.memory, facts, reserve, lambda: None)
 
     def handover(self) -> None:
         """Each round has a prompt of its own, which each variant computes once."""
