@@ -22,8 +22,9 @@ from layout import table
 from setting import LOG_HELP, keep_report, setting_lines
 
 from pdcluster_schema.accelerators import accelerators
+from pdctl.sizing.layouts import layouts_of
 from pdctl.sizing.objective import Objective
-from pdctl.sizing.profile import RankLayout
+from pdctl.sizing.profiles import MAX_RANKS
 from pdctl.sizing.search import SearchInput, best, placements
 from pdctl.sizing.tables import SYSTEMS, SiliconTables
 
@@ -51,12 +52,7 @@ class PlanningCase:
 def our_answer(case: PlanningCase) -> dict[str, Any]:
     """Tokens per second and GPU of the best of each kind, and the holes with their layouts."""
     tables = SiliconTables(case.model, ENGINE)
-    sizes = (1, 2, 4, 8)
-    layouts = [RankLayout(size) for size in sizes]
-    if tables.shape.experts:
-        layouts += [RankLayout(size, 1, True) for size in sizes[1:]]
-        layouts += [RankLayout(1, size, True) for size in sizes[1:]]
-    profiles = tables.profiles(case.gpu, layouts, GOAL)
+    profiles = tables.profiles(case.gpu, layouts_of(tables.shape, MAX_RANKS), GOAL)
     prompt_bytes = tables.sequence_kv_bytes(GOAL.input_tokens)
     links = {case.gpu: float(accelerators()[case.gpu].network_bytes or 0)}
     given = SearchInput(GOAL, {case.gpu: NUMBER}, links, prompt_bytes)

@@ -1,5 +1,7 @@
 """A model, and an engine whose steps can be worked out by hand, to plan for."""
 
+import math
+
 from pdctl.sizing.profile import EngineProfile, RankLayout
 
 LLAMA = {
@@ -19,6 +21,6 @@ FAST = EngineProfile(
     prefill={1: 0.1},
     decode={10: 0.02, 20: 0.03},
     mixed={(1010, 10): 0.12},
-    kv_tokens=100_000,
+    kv_tokens={math.inf: 100_000},
     source="by hand",
 )

@@ -140,7 +140,7 @@ def plan_for_objective(options: SloOptions) -> None:
     sources = list(dict.fromkeys(profile.source for profile in profiles))
     trace = None
     if workload is not None:
-        caches = [each.kv_tokens for each in profiles]
+        caches = [each.least_kv_tokens for each in profiles]
         trace = PlannedTrace(str(options.trace), workload, caches)
     report = PlanReport(model, given, all_placements, found.notes, sources, can_split, trace)
     chosen = report.chosen

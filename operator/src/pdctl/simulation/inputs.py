@@ -131,8 +131,7 @@ def _computed(
             silicon = tables.SiliconTables(known or model, source.engine)
             profiles = [silicon.profiles(gpu, [layout], goal) for goal in (_SHORT, _LONG)]
             if all(profiles):
-                kv_bytes = silicon.kv_bytes
-                return _times(spec, profiles[0][0], profiles[1][0], kv_bytes)
+                return _times(spec, role, profiles[0][0], profiles[1][0], silicon.kv_bytes)
     if not Path(model).is_dir():
         names = ", ".join(tables.known_models()) if tables.is_installed() else "none"
         reason = f"{gpu}: the tables have no steps of {model} with {layout} ({names})"
@@ -142,7 +141,7 @@ def _computed(
     if short is None or long is None:
         reason = f"{gpu}: weights and the KV of a prompt of {_LONG.input_tokens} do not fit"
         return reason, "raise engine.tensorParallelSize"
-    return _times(spec, short, long, float(sequence_kv_bytes(shape, 1)))
+    return _times(spec, role, short, long, float(sequence_kv_bytes(shape, 1)))
 
 
 def _is_expert_parallel(args: Sequence[str]) -> bool:
@@ -158,8 +157,11 @@ def _is_expert_parallel(args: Sequence[str]) -> bool:
 
 
 def _times(
-    spec: PDClusterSpec, short: EngineProfile, long: EngineProfile, kv_bytes: float
+    spec: PDClusterSpec, role: str, short: EngineProfile, long: EngineProfile, kv_bytes: float
 ) -> StepModel:
+    engine = spec.engine_of(role)
+    is_given = "max_batched_tokens" in engine.model_fields_set
+    kv_tokens = short.kv_of(engine.max_batched_tokens) if is_given else 0
     streams = max(set(short.decode) & set(long.decode))
     context = [goal.input_tokens + goal.output_tokens / 2 for goal in (_SHORT, _LONG)]
     slower = long.decode[streams] - short.decode[streams]
@@ -189,7 +191,7 @@ def _times(
         answer_seconds=_HOP_SECONDS,
         hop_seconds=_HOP_SECONDS,
         transfer_seconds=_HOP_SECONDS,
-        kv_tokens=short.kv_tokens,
+        kv_tokens=kv_tokens or short.least_kv_tokens,
     )
     tokens = _LONG.input_tokens
     beyond = long.prefill[1] - plain.of_rows(tokens)

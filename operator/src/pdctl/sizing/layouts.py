@@ -8,15 +8,25 @@ from pdctl.sizing.shape import TransformerShape
 _SIZES = (1, 2, 4, 8)
 
 
-def layouts_of(shape: TransformerShape, most: int) -> list[RankLayout]:
-    """most: ranks of one worker."""
-    sizes = [size for size in _SIZES if size <= most]
-    whole = [size for size in sizes if shape.takes_tensor_ranks(size)]
-    found = [RankLayout(size) for size in whole]
-    if shape.experts:
-        found += [RankLayout(size, 1, True) for size in whole if size > 1]
-        found += [RankLayout(1, size, True) for size in sizes if size > 1]
-    return found
+def layouts_of(shape: TransformerShape, most: int, *, with_data: bool = True) -> list[RankLayout]:
+    """most: ranks of one worker; with_data: its engine has data-parallel ranks.
+
+    Data-parallel ranks pay where they share experts, which lie over all of them in tensor or in
+    expert parallel; without experts they are workers.
+    """
+    tensor = [size for size in _SIZES if size <= most and shape.takes_tensor_ranks(size)]
+    found = [RankLayout(size) for size in tensor]
+    if not shape.experts:
+        return found
+    data = [size for size in _SIZES if size <= most and (with_data or size == 1)]
+    of_experts = (
+        RankLayout(size, ranks, is_expert_parallel)
+        for is_expert_parallel in (False, True)
+        for size in tensor
+        for ranks in data
+        if 1 < size * ranks <= most
+    )
+    return list(dict.fromkeys([*found, *of_experts]))
 
 
 def uneven_notes(shape: TransformerShape, most: int) -> Iterator[str]:

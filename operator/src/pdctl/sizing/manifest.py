@@ -85,7 +85,7 @@ def _max_model_len(model: PlannedModel, plan: Placement, goal: Objective) -> int
     """
     if not model.max_length:
         return 0
-    held = min(role.profile.kv_tokens for role in plan.roles)
+    held = min(role.profile.kv_of(role.max_batched_tokens) for role in plan.roles)
     return max(min(model.max_length, held), goal.longest_tokens)
 
 

@@ -1,5 +1,6 @@
 """Steps of one engine on one type of GPU: what a search and a simulation know of a worker."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,7 +10,9 @@ from pdctl.sizing.objective import Objective, binned, mean_prompt
 
 @dataclass(frozen=True, order=True)
 class RankLayout:
-    """Ranks of one worker; is_expert_parallel: experts are spread over all of them."""
+    """Ranks of one worker.  Experts lie over all of them, whole where is_expert_parallel, else in
+    tensor parallel.
+    """
 
     tensor: int = 1
     data: int = 1
@@ -21,8 +24,8 @@ class RankLayout:
 
     def __str__(self) -> str:
         """
-        >>> print(RankLayout(4), RankLayout(1, 8, True))
-        TP4 DP8 EP8
+        >>> print(RankLayout(4), RankLayout(2, 4), RankLayout(1, 8, True))
+        TP4 TP2 DP4 DP8 EP8
         """
         names = [("TP", self.tensor), ("DP", self.data)]
         words = [f"{name}{size}" for name, size in names if size > 1]
@@ -71,12 +74,21 @@ def prompt_scatter(
     )
 
 
+DECODE_BUDGET = 2048  # maxBatchedTokens of a decode worker
+
+
+def prefill_budget(prompts: int, input_tokens: int) -> int:
+    """maxBatchedTokens of a worker that prefills so many prompts at once."""
+    return max(DECODE_BUDGET, math.ceil(prompts * input_tokens / 1024) * 1024)
+
+
 @dataclass(frozen=True)
 class EngineProfile:
     """Seconds of steps of one worker; sizes are of one data-parallel rank.
 
     prefill: by mean prompts at once; decode: by streams; mixed: by (maxBatchedTokens, streams), of
-    a step whose chunk fills what the streams leave.  kv_tokens: what a rank's KV cache holds.
+    a step whose chunk fills what the streams leave.  kv_tokens: what a rank's KV cache holds, by
+    the most maxBatchedTokens whose activations leave it so much.
     warning: why the seconds are wrong, empty where nothing is known.
     """
 
@@ -85,10 +97,19 @@ class EngineProfile:
     prefill: Mapping[int, float]
     decode: Mapping[int, float]
     mixed: Mapping[tuple[int, int], float]
-    kv_tokens: int
+    kv_tokens: Mapping[float, int]
     source: str
     warning: str = ""
     scatter: PromptScatter = PromptScatter()
+
+    def kv_of(self, max_batched_tokens: int) -> int:
+        """0 = the activations of so many tokens do not fit."""
+        fitting = (each for each in sorted(self.kv_tokens) if max_batched_tokens <= each)
+        return self.kv_tokens.get(next(fitting, 0.0), 0)
+
+    @property
+    def least_kv_tokens(self) -> int:
+        return min(self.kv_tokens.values())
 
     def decode_seconds(self, streams: float) -> float:
         """Between two numbers of streams on a line, and beyond the last on its continuation."""

@@ -17,7 +17,7 @@ from pdctl.sizing.roofline import SOURCE, roofline_profile, sequence_kv_bytes
 from pdctl.sizing.shape import read_shape
 
 LINK_BYTES = 50e9  # where the table has none: a network card of 400 Gbit/s for each GPU
-_MAX_RANKS = 8  # of one worker: a node; GB200 and GB300 have nodes of four
+MAX_RANKS = 8  # of one worker: a node; GB200 and GB300 have nodes of four
 _NODES = {"GB200": 4, "GB300": 4}
 
 
@@ -31,6 +31,7 @@ class ModelProfiles:
     def __init__(self, model: str, engine: str, goal: Objective, gpus: Mapping[str, int]) -> None:
         self.notes: list[str] = []
         self._goal, self._gpus = goal, gpus
+        self._with_data = engine == "vllm"  # PDCluster gives a worker of sglang one engine
         self._tables = self._known(model, engine)
         self._shape = self._tables.shape if self._tables else read_shape(Path(model))
         self._check_context()
@@ -122,14 +123,14 @@ class ModelProfiles:
 
     def _most(self, gpu: str) -> int:
         """Ranks of one worker."""
-        return min(self._gpus[gpu], _NODES.get(gpu, _MAX_RANKS))
+        return min(self._gpus[gpu], _NODES.get(gpu, MAX_RANKS))
 
     @property
     def _request_bytes(self) -> float:
         return self._kv_bytes(self._goal.longest_tokens)
 
     def _of(self, gpu: str) -> list[EngineProfile]:
-        layouts = layouts_of(self._shape, self._most(gpu))
+        layouts = layouts_of(self._shape, self._most(gpu), with_data=self._with_data)
         if self._tables and gpu in tables.SYSTEMS:
             found = self._tables.profiles(gpu, layouts, self._goal)
             without = [each for each in self._tables.unfit if each.startswith(f"{gpu} ")]

@@ -4,6 +4,7 @@ An estimate: a step takes the longer of its reading and its computing, at the sh
 below.  Communication between ranks and the host's work are in the shares, and nowhere else.
 """
 
+import math
 from dataclasses import dataclass
 
 from pdcluster_schema.accelerators import Accelerator
@@ -59,7 +60,7 @@ def roofline_profile(
     def seconds(prompt_tokens: float, streams: int) -> float:
         computed = ranks * (prompt_tokens + streams)
         operations = 2.0 * shape.active_weights * computed
-        moved = shape.weights_read(int(computed)) * shape.weight_bytes
+        moved = shape.weights_read(int(computed), ranks) * shape.weight_bytes
         moved += ranks * streams * context_bytes
         return max(operations / rates.operations, moved / rates.read)
 
@@ -73,7 +74,7 @@ def roofline_profile(
         prefill={n: seconds(n * computed, 0) + n * scatter.uneven_seconds for n in prompts},
         decode={n: seconds(0, n) for n in streams},
         mixed={(budget, n): seconds(budget - n, n) for budget in BUDGETS for n in streams},
-        kv_tokens=kv_tokens,
+        kv_tokens={math.inf: kv_tokens},
         source=SOURCE,
         scatter=scatter,
     )
@@ -90,8 +91,7 @@ def _operations(accelerator: Accelerator, shape: TransformerShape) -> float:
 
 def _kv_tokens(memory: int, layout: RankLayout, shape: TransformerShape, length: int) -> int:
     """Tokens, in sequences of a length, of a data-parallel rank; its tensor ranks share the KV."""
-    weights = shape.weights * shape.weight_bytes
-    held = weights / layout.gpus if layout.is_expert_parallel else weights / layout.tensor
+    held = shape.weights_of_rank(layout.tensor, layout.gpus) * shape.weight_bytes
     free = MEMORY_SHARE * memory - held
     of_sequence = sequence_kv_bytes(shape, length) * shape.kv.share(layout.tensor)
     return max(0, int(free * length / of_sequence))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pdctl.sizing.objective import LoadWindow, Objective, OfferedLoad
-from pdctl.sizing.profile import EngineProfile
+from pdctl.sizing.profile import DECODE_BUDGET, EngineProfile, prefill_budget
 from pdctl.sizing.waiting import MAX_UTILIZATION, max_utilization, streams_at, wait_seconds
 
 Kind = Literal["aggregated", "split"]
@@ -183,7 +183,7 @@ def _mixed_worker(
 ) -> _MixedWorker | None:
     """None where its prompts need all steps, or its streams more KV than there is."""
     chunk, scatter = budget - streams, profile.scatter
-    if chunk < 1 or streams * sum(goal.stream) > profile.kv_tokens:
+    if chunk < 1 or streams * sum(goal.stream) > profile.kv_of(budget):
         return None
     tokens = goal.input_tokens - scatter.cached_tokens
     chunks = tokens / chunk
@@ -275,7 +275,8 @@ def _prefills(
         link = min(given.links[profile.gpu], given.links[gpu])
         transfer = given.prompt_kv_bytes / (link * min(profile.layout.tensor, width))
         for prompts, seconds in profile.prefill.items():
-            if prompts * goal.input_tokens + scatter.long_tokens > profile.kv_tokens:
+            budget = prefill_budget(prompts, goal.input_tokens)
+            if prompts * goal.input_tokens + scatter.long_tokens > profile.kv_of(budget):
                 continue
             spread = scatter.variation / prompts
             for workers in range(1, given.gpus[profile.gpu] // gpus + 1):
@@ -287,10 +288,7 @@ def _prefills(
                 if used > 0.0 and rate >= needed and not _is_slower(rate, chosen.get(key)):
                     used *= needed / rate if needed else 1.0
                     wait = wait_seconds(seconds, servers, used, goal.percentile, spread)
-                    tokens = prompts * goal.input_tokens
-                    role = PlannedRole(
-                        "prefill", profile, workers, prompts, max(2048, -(-tokens // 1024) * 1024)
-                    )
+                    role = PlannedRole("prefill", profile, workers, prompts, budget)
                     chosen[key] = _Prefill(role, rate, fixed + transfer + wait, used, transfer)
     return list(chosen.values())
 
@@ -314,7 +312,7 @@ def _decode(profile: EngineProfile, streams: int, given: SearchInput) -> _Decode
     """None where the streams do not fit into the KV cache."""
     goal = given.objective
     most = streams_at(streams, goal.percentile)
-    if most * sum(goal.stream) > profile.kv_tokens:
+    if most * sum(goal.stream) > profile.kv_of(DECODE_BUDGET):
         return None
     mean = profile.decode[streams]
     rate = profile.layout.data * streams / (goal.steps * mean)
@@ -338,7 +336,7 @@ def _matched(
         for workers in counts:
             rate = min(prefill.rate, workers * decode.rate)
             share = rate / prefill.rate if demand is None else 1.0
-            role = PlannedRole("decode", profile, workers, decode.streams, 2048)
+            role = PlannedRole("decode", profile, workers, decode.streams, DECODE_BUDGET)
             yield Placement(
                 "split",
                 (prefill.role, role),

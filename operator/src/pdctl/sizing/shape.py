@@ -47,16 +47,23 @@ class TransformerShape:
         kv = self.kv_heads or number
         return self.heads % number == 0 and (kv % number == 0 or number % kv == 0)
 
-    def weights_read(self, tokens: int) -> float:
-        """Parameters that a step of so many tokens reads: those of the experts that they meet."""
-        if self.experts <= self.experts_per_token:
-            return self.weights
+    def weights_read(self, tokens: int, data_ranks: int = 1) -> float:
+        """Parameters that a step of so many tokens reads: those of the experts that they meet, and
+        what each data-parallel rank has of its own.
+        """
         shared, routed = self._parts()
-        missed = (1.0 - self.experts_per_token / self.experts) ** tokens
-        return shared + routed * (1.0 - missed)
+        missed = (1.0 - self.experts_per_token / self.experts) ** tokens if routed else 0.0
+        return data_ranks * shared + routed * (1.0 - missed)
+
+    def weights_of_rank(self, tensor_ranks: int, gpus: int) -> float:
+        """Parameters on one of the GPUs of a worker, over all of which its experts lie."""
+        shared, routed = self._parts()
+        return shared / tensor_ranks + routed / gpus
 
     def _parts(self) -> tuple[float, float]:
         """Parameters that each token needs, and those of all experts among which it chooses."""
+        if self.experts <= self.experts_per_token:
+            return self.weights, 0.0
         unused = self.weights - self.active_weights
         routed = unused / (1.0 - self.experts_per_token / self.experts)
         return self.weights - routed, routed

@@ -15,7 +15,14 @@ from typing import Any, TypeVar
 
 from pdcluster_schema.text import shortened
 from pdctl.sizing.objective import Objective
-from pdctl.sizing.profile import EngineProfile, PromptScatter, RankLayout, prompt_scatter
+from pdctl.sizing.profile import (
+    DECODE_BUDGET,
+    EngineProfile,
+    PromptScatter,
+    RankLayout,
+    prefill_budget,
+    prompt_scatter,
+)
 from pdctl.sizing.shape import TransformerShape, read_shape, shape_of
 
 PACKAGE = "aiconfigurator-core"
@@ -40,9 +47,10 @@ _BLOCK_FP8 = (
     "of MiniMax-M2.5 (vLLM, B200, B300; others were not compared): do not plan by it"
 )
 PROMPTS = (1, 2, 4, 8)
-STREAMS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+STREAMS = (1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512)
 BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
 MAX_PROMPT_TOKENS = 32768  # of prompts that are prefilled at once
+_NO_KV = "no KV budget"  # of the package's error
 _HOLE_LENGTH = 160  # characters
 _Key = TypeVar("_Key")
 MEMORY_SHARE = 0.9  # deviceMemoryShare, of which weights and activations are a part
@@ -137,15 +145,16 @@ class SiliconTables:
         for modes in ({}, {"fmha_quant_mode": "bfloat16"}):
             try:
                 kv_tokens = self._kv_tokens(target, modes)
+                least = min(kv_tokens.values())
                 handle = self._compiled(target, modes)
                 goal = target.objective
                 handle.predict_prefill_latency(1, goal.input_tokens)
                 handle.decode_step_latency(1, goal.input_tokens, max(2, goal.output_tokens))
-                scatter = prompt_scatter(goal, kv_tokens, partial(_prompt_seconds, handle))
+                scatter = prompt_scatter(goal, least, partial(_prompt_seconds, handle))
                 self._measure(handle, target)
             except errors as e:
                 fault = _first_line(e)
-                if "no KV budget" in fault:
+                if _NO_KV in fault:
                     self.unfit.append(f"{target.gpu} {target.layout}")
                     return None
                 continue
@@ -179,31 +188,52 @@ class SiliconTables:
             **modes,
         )
 
-    def _kv_tokens(self, target: _Target, modes: Mapping[str, Any]) -> int:
-        """Raises ValueError where the weights leave no room."""
+    def _kv_tokens(self, target: _Target, modes: Mapping[str, Any]) -> dict[float, int]:
+        """By maxBatchedTokens, whose activations lie beside it, where a request has room.
+
+        Raises ValueError where there is none.
+        """
+        goal, found = target.objective, dict[float, int]()
+        prefills = (prefill_budget(n, goal.input_tokens) for n in _prompt_counts(goal))
+        for budget in sorted({*BUDGETS, *prefills}):
+            try:
+                estimate = self._kv_estimate(target, modes, budget)
+            except ValueError as e:
+                if found and _NO_KV in str(e):
+                    break
+                raise
+            if (tokens := int(estimate["total_kv_size_tokens"])) < goal.longest_tokens:
+                break
+            found[budget] = tokens
+            of_rank = float(estimate["kv_size_per_token_bytes"])
+            share = self.shape.kv.share(target.layout.tensor)
+            self.kv_bytes = max(self.kv_bytes, of_rank / share)
+        if not found:
+            raise ValueError(f"{_NO_KV} for one request")
+        return found
+
+    def _kv_estimate(self, target: _Target, modes: Mapping[str, Any], budget: int) -> Any:
         from aiconfigurator_core.sdk import estimate_kv_cache
 
-        estimate = estimate_kv_cache(
+        return estimate_kv_cache(
             self.model,
             SYSTEMS[target.gpu],
             self.engine,
             "current",
-            max_num_tokens=BUDGETS[-1],
-            max_batch_size=STREAMS[-1],
+            max_num_tokens=budget,
+            max_batch_size=STREAMS[-1],  # of no effect on it
             memory_fraction_kind="of_total",
             memory_fraction_value=MEMORY_SHARE,
             **self._sizes(target.layout),
             **modes,
         )
-        goal, shape = target.objective, self.shape
-        if estimate["total_kv_size_tokens"] < goal.longest_tokens:
-            raise ValueError("no KV budget for one request")
-        of_rank = float(estimate["kv_size_per_token_bytes"])
-        self.kv_bytes = max(self.kv_bytes, of_rank / shape.kv.share(target.layout.tensor))
-        return int(estimate["total_kv_size_tokens"])
 
     def _filled(
-        self, handle: Any, target: _Target, kv_tokens: int, scatter: PromptScatter
+        self,
+        handle: Any,
+        target: _Target,
+        kv_tokens: Mapping[float, int],
+        scatter: PromptScatter,
     ) -> EngineProfile:
         goal, cached = target.objective, round(scatter.cached_tokens)
         lengths = (goal.stream[0], max(2, goal.stream[1]))
@@ -218,14 +248,17 @@ class SiliconTables:
         def mixed(key: tuple[int, int]) -> float:
             return float(handle.mixed_step_latency(key[0] - key[1], key[1], *lengths))
 
-        counts = [n for n in PROMPTS if n == 1 or n * goal.input_tokens <= MAX_PROMPT_TOKENS]
-        streams = [n for n in STREAMS if n == 1 or n * sum(goal.stream) <= kv_tokens]
-        both = [(budget, n) for budget in BUDGETS for n in streams]
+        def held(budget: int) -> list[int]:
+            most = kv_tokens.get(budget, 0) // sum(goal.stream)
+            return [n for n in STREAMS if n <= most]
+
+        streams = held(DECODE_BUDGET) or [1]
+        both = [(budget, n) for budget in BUDGETS for n in held(budget)]
         engine = f"{self.engine} {self._database(target.gpu).version}"
         return EngineProfile(
             gpu=target.gpu,
             layout=target.layout,
-            prefill=dict(self._points(prefill, counts, target, "prefill")),
+            prefill=dict(self._points(prefill, _prompt_counts(goal), target, "prefill")),
             decode=dict(self._points(decode, streams, target, "decode")),
             mixed=dict(self._points(mixed, both, target, "mixed")),
             kv_tokens=kv_tokens,
@@ -254,6 +287,11 @@ class SiliconTables:
             share = sum(each[1] for each in operations if each[3] == "silicon") / total
             name = f"{target.gpu} {role}"
             self.measured[name] = min(share, self.measured.get(name, 1.0))
+
+
+def _prompt_counts(goal: Objective) -> list[int]:
+    """Prompts that are prefilled at once."""
+    return [n for n in PROMPTS if n == 1 or n * goal.input_tokens <= MAX_PROMPT_TOKENS]
 
 
 def _prompt_seconds(handle: Any, tokens: int, cached: int) -> float:

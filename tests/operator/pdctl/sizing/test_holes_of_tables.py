@@ -33,7 +33,7 @@ class _Handle:
 def test_layout_without_steps_is_a_hole(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     found = tables.SiliconTables("m", "vllm")
     monkeypatch.setattr(tables, "_package_errors", lambda: (ValueError,))
-    monkeypatch.setattr(found, "_kv_tokens", lambda target, modes: 10_000)
+    monkeypatch.setattr(found, "_kv_tokens", lambda target, modes: {2048: 10_000})
     monkeypatch.setattr(found, "_compiled", lambda target, modes: _Handle(missing))
     assert found.profiles("B200", [RankLayout(2)], GOAL) == []
     assert found.holes == {f"no data of {missing}": ["B200 TP2"]}

@@ -1,5 +1,6 @@
 """The search over engines whose steps can be worked out by hand, and the waits it adds."""
 
+import math
 import random
 from dataclasses import replace
 
@@ -130,7 +131,7 @@ def test_prefill_and_decode_share_the_gpus_of_one_type():
 
 
 def test_streams_that_the_cache_does_not_hold_are_left_out():
-    small = replace(FAST, kv_tokens=15_000)
+    small = replace(FAST, kv_tokens={math.inf: 15_000})
     assert {one.roles[1].batch for one in _splits(GIVEN, small)} == {10}
     at_p99 = replace(GIVEN, objective=replace(GOAL, percentile=99.0))
     assert not _splits(at_p99, small)

@@ -1,6 +1,7 @@
 """Traces in place of one request's lengths: what a plan takes from them, by hand."""
 
 import json
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -188,7 +189,10 @@ def test_a_manifest_has_the_longest_request_and_the_short_prompts_stay():
     profile = replace(FAST, mixed={(8010, 10): 0.5, (8020, 20): 0.5})
     [one, *_] = best(placements([profile], given), given, "split")
     small = replace(
-        one, roles=tuple(replace(r, profile=replace(profile, kv_tokens=500)) for r in one.roles)
+        one,
+        roles=tuple(
+            replace(r, profile=replace(profile, kv_tokens={math.inf: 500})) for r in one.roles
+        ),
     )
     spec = manifest_of(PlannedModel("m", "vllm", False, 131072), small, given)["spec"]
     assert spec["engine"]["maxModelLen"] == 9000
