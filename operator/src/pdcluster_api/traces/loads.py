@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 
 from pdcluster_api.errors import InvalidTraceError
-from pdcluster_api.traces.requests import LoadTrace, TraceRequest
+from pdcluster_api.traces.requests import MAX_SECONDS, LoadTrace, TraceRequest
 from pdcluster_schema.faults import Fault
 
 COLUMNS = ("seconds", "requests_per_second", "input_tokens", "output_tokens")
@@ -77,11 +77,8 @@ def read_loads(path: Path) -> list[LoadInterval]:
     faults: list[Fault] = []
     for line, cells in rows[1:]:
         numbers, wrong = _row(line, cells, places, len(header))
-        if not wrong and loads and numbers["seconds"] <= loads[-1].seconds:
-            before = f"must be more than {loads[-1].seconds:g} of the row before"
-            fix = "sort the rows by time, and give each time once"
-            reason = f"{before}, not {numbers['seconds']:g}"
-            wrong = [Fault(f"line {line}, column seconds", reason, fix)]
+        if not wrong and loads:
+            wrong = _time_faults(line, numbers["seconds"], loads[-1].seconds, loads[0].seconds)
         faults += wrong
         if not wrong:
             loads.append(LoadInterval(**numbers))
@@ -97,6 +94,18 @@ def read_loads(path: Path) -> list[LoadInterval]:
         replace(load, seconds=begin, end=end)
         for load, (begin, end) in zip(loads, pairwise(times), strict=True)
     ]
+
+
+def _time_faults(line: int, seconds: float, before: float, first: float) -> list[Fault]:
+    """before, first: of the row before, and of the first one."""
+    place = f"line {line}, column seconds"
+    if seconds <= before:
+        reason = f"must be more than {before:g} of the row before, not {seconds:g}"
+        return [Fault(place, reason, "sort the rows by time, and give each time once")]
+    if seconds - first > MAX_SECONDS:
+        reason = f"is {seconds - first:g} s after the first row, over {MAX_SECONDS:g} s"
+        return [Fault(place, reason, "give it in seconds, not milliseconds, or cut the trace")]
+    return []
 
 
 def _read_rows(path: Path) -> list[tuple[int, list[str]]]:

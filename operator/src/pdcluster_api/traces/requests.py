@@ -123,8 +123,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def _row(line: int, text: str, block_tokens: int) -> TraceRequest | list[Fault]:
     try:
         row = json.loads(text)
-    except ValueError as e:
-        return [Fault(f"line {line}", f"is not JSON: {e}", "write one object in each line")]
+    except (ValueError, RecursionError) as e:
+        reason = f"is not JSON: {e}" if isinstance(e, ValueError) else "is nested too deep"
+        return [Fault(f"line {line}", reason, "write one object in each line")]
     if not isinstance(row, dict):
         return [Fault(f"line {line}", "is no object", 'write {"timestamp": 0, ...} in each line')]
     faults = [fault for name in _FIELDS if (fault := _number_fault(line, name, row)) is not None]

@@ -52,6 +52,15 @@ def test_too_many_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ]
 
 
+def test_milliseconds_are_refused_where_they_are_more_than_a_year(tmp_path: Path):
+    year = 366 * 86400
+    assert read(tmp_path, HEADER + f"100,1,1,1\n{100 + year},1,1,1\n")
+    assert faults(tmp_path, HEADER + "0,1,1,1\n60000,1,1,1\n86400000,1,1,1\n") == [
+        "line 4, column seconds: is 8.64e+07 s after the first row, over 3.16224e+07 s; "
+        "give it in seconds, not milliseconds, or cut the trace"
+    ]
+
+
 def test_requests_are_drawn_at_the_rates_of_a_load():
     loads = [
         LoadInterval(0.0, 20.0, 64.4, 5.0, 100.0),

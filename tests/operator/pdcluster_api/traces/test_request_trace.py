@@ -35,6 +35,7 @@ def test_requests_begin_at_second_0(tmp_path: Path):
         ((), "holds no request; write a line of JSON for each request"),
         (("{",), "line 1: is not JSON: .*; write one object in each line"),
         (("[]",), "line 1: is no object; write"),
+        (("[" * 100_000,), "line 1: is nested too deep; write one object in each line"),
         (
             ({"timestamp": 0, "input_length": 4},),
             "line 1, output_length: is missing; write timestamp, input_length, output_length",

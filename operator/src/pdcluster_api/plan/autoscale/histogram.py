@@ -47,12 +47,13 @@ class LatencyHistogram:
 
     def percentile(self, percentile: float) -> float | None:
         """Linear between the bounds of a bucket, whose first begins at 0, as `histogram_quantile`
-        of Prometheus; of the infinite bucket its lower bound.  None = nothing was observed.
+        of Prometheus; of the infinite bucket its lower bound.  None = nothing was observed, or
+        there is no other bucket.
 
         >>> LatencyHistogram((0.1, 0.5, inf), (50.0, 90.0, 100.0)).percentile(90)
         0.5
         """
-        if self.count <= 0.0:
+        if self.count <= 0.0 or len(self.bounds) == 1:
             return None
         rank = percentile / 100.0 * self.count or self.count  # the least float has no half
         # rounding may lift the rank of the last observation above the count

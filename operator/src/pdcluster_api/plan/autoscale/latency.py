@@ -63,12 +63,12 @@ class MeasuredLatency:
 
     @property
     def is_thin(self) -> bool:
-        """There are samples, and too few to say."""
-        return 0.0 < self.observed.count < self.least_samples
+        """There are samples, and too few to say, or in no buckets that all workers have."""
+        return self.observed.count > 0.0 and self.seconds is None
 
     @property
     def seconds(self) -> float | None:
-        """The percentile, or the mean where none is given; None = there are too few samples."""
+        """The percentile, or the mean where none is given; None = it cannot be said."""
         if self.observed.count < self.least_samples:
             return None
         return at_percentile(self.observed, self.objective.percentile)

@@ -98,10 +98,11 @@ def recommend(role: RoleState, tolerance: float) -> Recommendation:
 
 
 def _thin_text(latency: MeasuredLatency) -> str:
-    return (
-        f"{latency.name} has {short(latency.observed.count)} of {latency.least_samples} samples: "
-        "none is taken away"
-    )
+    number = short(latency.observed.count)
+    has = f"{number} of {latency.least_samples} samples"
+    if latency.observed.count >= latency.least_samples:
+        has = f"{number} samples, of workers whose buckets have no bound in common"
+    return f"{latency.name} has {has}: none is taken away"
 
 
 def _recommend_without_ready(role: RoleState) -> Recommendation:

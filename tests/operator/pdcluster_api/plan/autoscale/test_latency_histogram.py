@@ -36,6 +36,11 @@ def test_nothing_observed_has_neither_mean_nor_percentile():
     assert merged([LatencyHistogram.of(BOUNDS, [])]).percentile(50) is None
 
 
+def test_parts_without_a_bound_in_common_have_a_mean_and_no_percentile():
+    parts = [LatencyHistogram((bound, inf), (2.0, 4.0), 2.0) for bound in (0.1, 0.5)]
+    assert (merged(parts).mean, merged(parts).percentile(90)) == (0.5, None)
+
+
 def test_the_least_that_a_float_can_count_has_a_percentile():
     least = 5e-324
     assert LatencyHistogram((0.1, 1.0, inf), (0.0, least, least)).percentile(50) > 0.1

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcluster_api.plan.autoscale import rules
+from pdcluster_api.plan.autoscale.histogram import LatencyHistogram
 from pdcluster_api.plan.autoscale.latency import Correction, MeasuredLatency, learned
 from pdcluster_api.plan.autoscale.values import PoolSample
 from pdcluster_schema.autoscale import LatencyObjectiveSpec
@@ -87,6 +88,15 @@ def test_too_few_samples_hold_the_role(number: int):
 
     assert outcome.decision.replicas[P] == 4
     why = f"p90 has {4 * number} of 50 samples: none is taken away"
+    assert why in step_of(outcome, rules.METRICS, "prefill").why
+
+
+def test_samples_in_no_common_buckets_hold_the_role():
+    latencies = {"decode": {"ttft": LatencyHistogram((inf,), (30.0,), 0.3)}}
+    outcome = agreed(by_percentile(90), prefill=IDLE, latencies=latencies)
+
+    assert outcome.decision.replicas[P] == 4
+    why = "p90 has 120 samples, of workers whose buckets have no bound in common: none is taken"
     assert why in step_of(outcome, rules.METRICS, "prefill").why
 
 
