@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_schema.kv_shape import KVShape
+from pdcluster_schema.kv_shape import KVShape, language_config
 from tests.schema.model_configs import DEEPSEEK_R1, GPT_OSS_120B, HEADS, LLAMA_70B, QWEN3_NEXT
 
 
@@ -35,6 +35,25 @@ def test_kv_of_a_sequence_is_that_of_its_layers(
     config: dict[str, Any], tokens: int, values: int
 ) -> None:
     assert KVShape.of(config).values(tokens) == values
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        HEADS,
+        *({name: HEADS} for name in ("text_config", "llm_config", "language_config")),
+        {"thinker_config": {"text_config": HEADS, "vocab_size": 1}, "vision_config": {"depth": 2}},
+        {"text_config": None, "llm_config": [1], **HEADS},
+    ],
+)
+def test_the_language_model_is_found_where_a_config_has_it(document: dict[str, Any]) -> None:
+    assert KVShape.of(language_config(document)) == KVShape.of(HEADS)
+
+
+@pytest.mark.parametrize("document", [[], None, "x", 3])
+def test_a_config_that_is_no_map_is_refused(document: Any) -> None:
+    with pytest.raises(TypeError):
+        language_config(document)
 
 
 def test_a_pool_of_one_kind_of_block_keeps_all_tokens_unless_each_layer_has_a_window() -> None:

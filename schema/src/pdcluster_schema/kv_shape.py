@@ -1,13 +1,32 @@
-"""The KV that a model keeps of a sequence, by its config.json: MLA, windows, and layers without."""
+"""The KV that a model keeps of a sequence, by its config.json: MLA, windows, and layers without;
+and where that has the fields of the language model.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# that of an audio model has a text_config in turn
+_NESTED = ("thinker_config", "text_config", "llm_config", "language_config")
 _WINDOWED = ("sliding_attention", "chunked_attention")
 _WHOLE = ("full_attention", "attention")
 _ONE_KIND_IN_SO_MANY = {"gemma2": 2}  # of which one layer sees all tokens
 _OTHER_CACHES = ("compress_ratios", "mamba_d_state", "ssm_state_size", "linear_num_key_heads")
+
+
+def language_config(document: Any) -> dict[str, Any]:
+    """Fields of the language model in a config.json, those that are nested over the others.
+
+    Raises TypeError where it is no map.
+
+    >>> language_config({"a": 1, "b": 1, "text_config": {"b": 2}, "llm_config": None})["b"]
+    2
+    """
+    config: dict[str, Any] = document | {}
+    for name in _NESTED:
+        if isinstance(nested := config.get(name), dict):
+            config |= nested
+    return config
 
 
 @dataclass(frozen=True, slots=True)

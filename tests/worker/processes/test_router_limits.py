@@ -21,6 +21,12 @@ def folder_of(folder: Path, config: object) -> Path:
         ({"max_position_embeddings": 512, "vocab_size": 9}, 100, (100, 9)),
         ({"text_config": {"max_position_embeddings": 64, "vocab_size": 8}}, None, (64, 8)),
         ({"vocab_size": 9}, 100, (100, 9)),
+        ({"max_position_embeddings": 9}, None, (9, 0)),
+        (
+            {"llm_config": {"max_position_embeddings": 9, "vocab_size": 7}, "text_config": None},
+            None,
+            (9, 7),
+        ),
     ],
 )
 def test_router_limits_are_those_of_the_model_and_the_setting(tmp_path, config, setting, limits):
@@ -31,7 +37,6 @@ def test_router_limits_are_those_of_the_model_and_the_setting(tmp_path, config, 
     ("config", "reason"),
     [
         ({"vocab_size": 9}, "names no max_position_embeddings: set engine.maxModelLen"),
-        ({"max_position_embeddings": 9}, "names no vocab_size"),
         ([], "config.json: cannot be read"),
     ],
 )

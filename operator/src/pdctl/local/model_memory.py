@@ -9,12 +9,12 @@ from bisect import bisect_right
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pdcluster_api.manifests.model_source import hub_folder
 from pdcluster_schema.accelerators import accelerators_text
 from pdcluster_schema.faults import Fault, InvalidObjectError
-from pdcluster_schema.kv_shape import KVShape
+from pdcluster_schema.kv_shape import KVShape, language_config
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_schema.sections import PoolSpec
 from pdcluster_schema.stock_engine import VLLM
@@ -64,8 +64,7 @@ def local_folder(cluster: PDCluster, source: Path) -> Path | None:
 def read_folder(folder: Path) -> ModelFolder | None:
     """None where config.json does not say what KV the model keeps."""
     try:
-        document = json.loads((folder / "config.json").read_bytes())
-        config: dict[str, Any] = document | (document.get("text_config") or {})
+        config = language_config(json.loads((folder / "config.json").read_bytes()))
         shape, quantization = KVShape.of(config), config.get("quantization_config") or {}
         longest = config.get("max_position_embeddings")
     except (OSError, ValueError, TypeError, AttributeError):

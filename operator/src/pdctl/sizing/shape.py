@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pdcluster_api.errors import StartError
-from pdcluster_schema.kv_shape import KVShape
+from pdcluster_schema.kv_shape import KVShape, language_config
 
 _BYTES_OF_QUANTIZED = {
     "fp8": 1.0,
@@ -83,7 +83,7 @@ def read_shape(folder: Path) -> TransformerShape:
 def shape_of(document: Mapping[str, Any], name: str) -> TransformerShape:
     """Raises StartError (exit code 2) where it is no transformer that is known here."""
     try:
-        config = dict(document) | dict(document.get("text_config") or {})
+        config = language_config(document)
         layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
         heads = int(config["num_attention_heads"])
         if min(layers, hidden, heads) < 1:

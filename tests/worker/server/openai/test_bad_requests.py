@@ -106,6 +106,18 @@ async def test_a_prompt_that_leaves_one_token_is_served(rig, http):
     assert response.json()["usage"]["completion_tokens"] == 1
 
 
+async def test_without_a_known_vocabulary_ids_are_the_engine_s_to_refuse(rig, http):
+    rig.backend.vocab_size = 0
+    fields = {"top_k": 1, "stop_token_ids": [300], "logit_bias": {"300": 1}}
+    response = await http.post(COMPLETIONS, json={"model": "tiny", "prompt": [999], **fields})
+    spec = rig.backend.calls[0][0][0]
+
+    assert (response.status_code, spec.prompt, spec.sampling.top_k) == (200, [999], 1)
+    assert (spec.sampling.stop_token_ids, spec.sampling.logit_bias) == ([300], {300: 1})
+    beyond = await http.post(COMPLETIONS, json={"model": "tiny", "prompt": [2**31]})
+    assert error_of(beyond).message.endswith(f"from 0 to {2**31 - 2}, not {2**31}")
+
+
 async def test_a_body_over_the_limit_is_413_with_and_without_its_length(rig, wire):
     async def chunks():
         for _ in range(30):

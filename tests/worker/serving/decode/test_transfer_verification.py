@@ -7,6 +7,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.errors import PeerError
@@ -104,6 +105,19 @@ def _fields(received: Received) -> tuple[int, int, int, bool | None, float]:
 def rig(worker: WorkerContext, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> Rig:
     monkeypatch.setattr(verification, "CONNECT_SECONDS", 0.0)
     return Rig(worker, engine)
+
+
+async def test_a_vocabulary_that_is_not_known_is_verified_with_ids_that_every_model_has(
+    rig, engine, monkeypatch
+):
+    facts = replace(rig.worker.engine_ready, vocab_size=0)
+    monkeypatch.setattr(rig.worker, "_facts", facts)
+
+    found = await rig.run()
+
+    prompts = [each.spec.prompt for each in engine.inputs if isinstance(each, Submit)]
+    assert (found.outcome, len(prompts)) == ("verified", 1)
+    assert 0 <= min(prompts[0]) <= max(prompts[0]) < 256
 
 
 async def test_verification_asks_its_one_worker_and_gives_the_credit_back(rig):

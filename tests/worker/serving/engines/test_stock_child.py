@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from pdcluster_worker.config.worker import ModelConfig, Role, WorkerConfig
-from pdcluster_worker.errors import WRONG_SETTING, RequestError
+from pdcluster_worker.errors import WRONG_SETTING, ModelError, RequestError
 from pdcluster_worker.messages.engine import Submit
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
@@ -287,6 +287,20 @@ def test_kv_sizes_are_those_of_the_attention(tmp_path, tiny_folder, config, size
     shape = read_shape(folder)
 
     assert (shape.num_layers, shape.num_kv_heads, shape.head_dim) == sizes
+
+
+def test_a_vocabulary_that_the_config_does_not_name_is_not_known(tmp_path, tiny_folder):
+    folder = shutil.copytree(tiny_folder("llama"), tmp_path / "copy")
+    (folder / "config.json").write_text('{"text_config": {"hidden_size": 64}, "llm_config": null}')
+
+    assert read_shape(folder).vocab_size == 0
+
+
+def test_a_config_that_is_no_map_is_refused_with_its_folder(tmp_path):
+    (tmp_path / "config.json").write_text("[]")
+
+    with pytest.raises(ModelError, match="has no readable"):
+        read_shape(tmp_path)
 
 
 def test_other_weights_of_the_same_shape_are_no_pair(tmp_path, tiny_folder):

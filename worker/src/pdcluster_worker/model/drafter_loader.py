@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from pdcluster_schema.kv_shape import language_config
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.worker import ModelConfig
 from pdcluster_worker.engine.drafters import DraftSizes, ModelDrafter, NgramDrafter
@@ -144,8 +145,8 @@ def vocabulary(folder: Path) -> dict[int, str]:
 def token_values(folder: Path) -> int:
     """Elements of KV cache for one token, from config.json.  Raises ModelError."""
     content = _json(folder / "config.json")
-    sizes = content.get("text_config", content)
     try:
+        sizes = language_config(content)
         heads = sizes["num_attention_heads"]
         dim = sizes.get("head_dim") or sizes["hidden_size"] // heads
         return int(sizes["num_hidden_layers"] * (sizes.get("num_key_value_heads") or heads) * dim)

@@ -8,6 +8,7 @@ import json
 import uuid
 from pathlib import Path
 
+from pdcluster_schema.kv_shape import language_config
 from pdcluster_schema.ports import join_address, parse_address
 from pdcluster_schema.sections import PICKER
 from pdcluster_worker.config.worker import Identity, WorkerConfig
@@ -150,21 +151,20 @@ def _now(peer: Peer) -> UpstreamState | None:
 
 
 def model_limits(folder: Path, max_model_len: int | None) -> tuple[int, int]:
-    """(max_model_len, vocab_size) by config.json and the setting.  Raises ModelError."""
+    """(max_model_len, vocab_size) by config.json and the setting.  The second is 0 where it is not
+    known, as of some models of a stock engine.  Raises ModelError.
+    """
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_bytes())
-        parts = [config, config.get("text_config") or {}]
-    except (OSError, ValueError, AttributeError) as e:
+        config = language_config(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as e:
         raise ModelError(f"{path}: cannot be read: {e}") from e
 
-    def value(name: str) -> int:
-        found = next((part[name] for part in parts if isinstance(part.get(name), int)), 0)
-        return int(found)
-
-    lengths = [length for length in (value("max_position_embeddings"), max_model_len) if length]
+    longest, vocab_size = (
+        value if isinstance(value := config.get(name), int) else 0
+        for name in ("max_position_embeddings", "vocab_size")
+    )
+    lengths = [length for length in (longest, max_model_len) if length]
     if not lengths:
         raise ModelError(f"{path}: names no max_position_embeddings: set engine.maxModelLen")
-    if not (vocab_size := value("vocab_size")):
-        raise ModelError(f"{path}: names no vocab_size")
     return min(lengths), vocab_size

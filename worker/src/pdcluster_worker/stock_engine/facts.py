@@ -12,11 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from pdcluster_schema.kv_shape import KVShape
+from pdcluster_schema.kv_shape import KVShape, language_config
 from pdcluster_worker.config.worker import NO_ACCELERATOR, WorkerConfig
 from pdcluster_worker.errors import ConfigError, ModelError
 from pdcluster_worker.messages.engine import EngineReady
@@ -177,10 +176,9 @@ class ModelShape:
 def read_shape(folder: Path) -> ModelShape:
     """Raises ModelError."""
     try:
-        document = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError) as e:
+        config = language_config(json.loads((folder / "config.json").read_bytes()))
+    except (OSError, ValueError, TypeError) as e:
         raise ModelError(f"the model's folder {folder} has no readable config.json: {e}") from e
-    config: dict[str, Any] = document | document.get("text_config", {})
     kv, vocab_size = KVShape.of(config), config.get("vocab_size")
     return ModelShape(
         num_layers=kv.num_layers,

@@ -15,15 +15,23 @@ _SEEDS = 2**63
 MAX_PROMPT_FIGURES = 1 << 21
 """Log probabilities of prompts in one answer, which is made in one go."""
 
+_MOST_IDS = 2**31 - 1  # engines hold a token id in 32 bits
+
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """max_model_len: prompt and output tokens.  length_note: why it is no more."""
+    """max_model_len: prompt and output tokens.  vocab_size: 0 = not known, where the engine itself
+    refuses an id beyond it.  length_note: why max_model_len is no more.
+    """
 
     max_model_len: int
     vocab_size: int
     eos_token_ids: list[int]
     length_note: str = ""
+
+    @property
+    def num_ids(self) -> int:
+        return self.vocab_size or _MOST_IDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +148,7 @@ def _sampling(
         seed=0,
         temperature=_temperature(request),
         top_p=request.top_p or 1.0,
-        top_k=min(max(request.top_k or 0, 0), limits.vocab_size),
+        top_k=min(max(request.top_k or 0, 0), limits.num_ids),
         min_p=request.min_p or 0.0,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
@@ -166,10 +174,10 @@ def _logit_bias(request: Generate, limits: ModelLimits) -> dict[int, float]:
     bias: dict[int, float] = {}
     for key, value in (request.logit_bias or {}).items():
         is_id = key.isascii() and key.isdigit() and len(key) <= 10
-        if not is_id or int(key) >= limits.vocab_size:
+        if not is_id or int(key) >= limits.num_ids:
             raise field_error(
                 "logit_bias",
-                f"keys must be token ids from 0 to {limits.vocab_size - 1}, not {quoted(key)}",
+                f"keys must be token ids from 0 to {limits.num_ids - 1}, not {quoted(key)}",
             )
         bias[int(key)] = value
     return bias
@@ -177,7 +185,7 @@ def _logit_bias(request: Generate, limits: ModelLimits) -> dict[int, float]:
 
 def check_token_ids(param: str, token_ids: Sequence[int], limits: ModelLimits) -> None:
     """Raises RequestError when an id is not of the vocabulary."""
-    size = limits.vocab_size
+    size = limits.num_ids
     wrong = next((token_id for token_id in token_ids if not 0 <= token_id < size), None)
     if wrong is not None:
         raise field_error(param, f"token ids must be from 0 to {size - 1}, not {wrong}")

@@ -48,6 +48,7 @@ PROMPT_TOKENS = 256
 """A short prompt, whose KV is some MiB: enough to tell one kind of network from another."""
 
 NEW_TOKENS = 8
+_FEWEST_IDS = 256  # of a model whose vocabulary is not known: each has a token for every byte
 _TOP = 5
 _POLL_SECONDS = 0.1
 
@@ -223,7 +224,7 @@ class TransferVerification:
         # small pools of tests and laptops keep room for others
         max_tokens = facts.num_blocks * facts.geometry.block_size // 4
         num_tokens = max(1, min(PROMPT_TOKENS, longest, max_tokens))
-        return [random.randrange(facts.vocab_size) for _ in range(num_tokens)]
+        return [random.randrange(facts.vocab_size or _FEWEST_IDS) for _ in range(num_tokens)]
 
     async def _run_remote(self, peer: Peer, prompt: Sequence[int], remote: VerificationRun) -> None:
         """Prefill there, decode here.  Raises PeerError, RequestError, _PostponedError."""
