@@ -116,6 +116,17 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
             "SGLANG_MAX_NEW_TOKENS_LIMIT",
         )
     ),
+    *(
+        (
+            vllm(env=[{"name": name, "value": "0"}]),
+            f"spec.engine.env[0].name: {name} is set by PDCluster in each pod of a worker, by "
+            "which its ranks find each other; remove it",
+            None,
+        )
+        for name in (
+            *("PDCLUSTER_WORKER", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE"),
+        )
+    ),
     (
         both(MIXED, sglang(batchInvariant=True)),
         "spec.engine.batchInvariant: is not for sglang, which has no such setting; leave it out, "

@@ -239,6 +239,9 @@ SGLANG_VARIABLES = (
 log probabilities of another kind, answers that are cut short.
 """
 
+GROUP_VARIABLES = ("PDCLUSTER_WORKER", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE")
+"""Likewise those of a worker of several pods: with another rank each pod would be the leader."""
+
 ARGUMENT_RULES = (
     Cel(
         f"!self.replace('_', '-').matches('{OWNED_FLAGS}')",
@@ -323,6 +326,9 @@ def is_set_elsewhere(flag: str) -> bool:
 
 def check_variable(name: str) -> str:
     """Refuse a variable that is set elsewhere."""
+    if name in GROUP_VARIABLES:
+        reason = "is set by PDCluster in each pod of a worker, by which its ranks find each other"
+        raise rule(f"{name} {reason}", "remove it")
     if re.search(OWNED_VARIABLES, name) is None and name not in SGLANG_VARIABLES:
         return name
     is_field = name == "VLLM_CPU_KVCACHE_SPACE"

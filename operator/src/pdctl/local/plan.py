@@ -1,6 +1,6 @@
 """The worker processes of a PDCluster on one machine; pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR
@@ -10,7 +10,7 @@ from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.sections import ENGINELESS, PICKER, PoolSpec
 from pdcluster_schema.workload import process_name
-from pdctl.local.gpus import DriverReport, Gpu, assign_gpus
+from pdctl.local.gpus import DriverReport, Gpu, assign_gpus, gpu_variables
 
 NO_GPUS = DriverReport(reason="it was not asked")
 
@@ -143,6 +143,21 @@ def _may_share(engine: EngineSpec) -> bool:
     return not engine.is_stock and not engine.threads and processes == (1, 1, 1)
 
 
+def _device_faults(cluster: PDCluster) -> Iterator[Fault]:
+    """Variables of an engine that would go over those by which each worker has its own GPUs."""
+    sections = {"spec.engine": cluster.spec.engine}
+    for role, declared in cluster.spec.roles.computing().items():
+        sections[f"spec.roles.{role}.engine"] = declared.engine
+    for path, engine in sections.items():
+        for index, each in enumerate(engine.env or ()):
+            if each.name in gpu_variables(()):
+                yield Fault(
+                    f"{path}.env[{index}].name",
+                    f"{each.name} is set by pdctl up, which gives each worker GPUs of its own",
+                    "remove it, and set CUDA_VISIBLE_DEVICES of pdctl up to bound what they get",
+                )
+
+
 def _check_runs_locally(cluster: PDCluster) -> None:
     roles = cluster.spec.roles.present()
     faults: list[Fault] = []
@@ -174,6 +189,7 @@ def _check_runs_locally(cluster: PDCluster) -> None:
                         "to Kubernetes",
                     )
                 )
+    faults += _device_faults(cluster)
     num_processes = sum(pool.replicas for spec in roles.values() for pool in spec.pools)
     if num_processes > MAX_PROCESSES:
         faults.append(

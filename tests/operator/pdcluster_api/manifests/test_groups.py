@@ -12,6 +12,7 @@ import pytest
 from pdcluster_api.manifests.groups import DEFAULT_CONTAINER, GroupRun, workers_of_budget
 from pdcluster_api.manifests.render import Manifest, render_shared, render_workload
 from pdcluster_schema.revision import revision_of
+from pdcluster_schema.stock_engine import GROUP_VARIABLES
 from pdcluster_schema.workload import GroupId, WorkloadId
 from tests.operator.pdcluster_api.manifests.rendering import (
     OWNER,
@@ -132,6 +133,7 @@ def test_every_container_has_the_variables_of_leader_worker_set() -> None:
             "LWS_GROUP_SIZE": "2",
             "PDCLUSTER_GRACE_SECONDS": "295",
         }, name
+        assert set(GROUP_VARIABLES) == found.keys() & {*GROUP_VARIABLES}
 
 
 def test_engines_of_ours_join_the_leader() -> None:

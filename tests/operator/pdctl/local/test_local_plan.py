@@ -130,3 +130,22 @@ def test_a_worker_of_several_pods_is_refused_by_its_field(
         f"no pods here: a worker is one process of this machine; leave {field} out, with ranks "
         "that one machine holds, or apply the file to Kubernetes"
     ]
+
+
+def test_variables_over_the_gpus_of_a_worker_are_refused(document: dict[str, Any]) -> None:
+    vllm(env=[{"name": "A", "value": "1"}, {"name": "CUDA_VISIBLE_DEVICES", "value": "0"}])(
+        document
+    )
+    own = {"env": [{"name": "CUDA_DEVICE_ORDER", "value": "FASTEST_FIRST"}]}
+    document["spec"]["roles"]["decode"]["engine"] = own
+    with pytest.raises(InvalidObjectError) as refused:
+        plan_local(parse(document), cores=8, port=0)
+
+    why = "is set by pdctl up, which gives each worker GPUs of its own; remove it, and set "
+    assert [str(fault) for fault in refused.value.faults] == [
+        f"{path}.name: {name} {why}CUDA_VISIBLE_DEVICES of pdctl up to bound what they get"
+        for path, name in (
+            ("spec.engine.env[1]", "CUDA_VISIBLE_DEVICES"),
+            ("spec.roles.decode.engine.env[0]", "CUDA_DEVICE_ORDER"),
+        )
+    ]
