@@ -19,6 +19,8 @@ from tests.schema.object_cases import at, vllm
         (["--seed", "-1", "--y"], ["--seed", "7"], ["--y", "--seed", "7"]),
         (["-q", "fp8"], ["--quantization=modelopt"], ["--quantization=modelopt"]),
         (["-O3"], ["-O.mode", "1"], ["-O.mode", "1"]),
+        (["--hf-o.a=1", "--y"], ["--hf-overrides.a=2"], ["--y", "--hf-overrides.a=2"]),
+        (["--quantization-config={}"], ["--quant", "fp8"], ["--quantization-config={}", "--quant"]),
         (["-O", "2", "-cc.x", "1"], ["-O3"], ["-cc.x", "1", "-O3"]),
         (["--cc.x", "1", "--cc.y", "2"], ["--cc.y=3"], ["--cc.x", "1", "--cc.y=3"]),
         (['--sc={"method":"mtp"}'], ["--sc.method", "eagle"], ["--sc.method", "eagle"]),

@@ -672,6 +672,32 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
                 '{"method": "eagle3", "model": "/a"}',
             ),
             (
+                ["--attention-b", "FLASH_ATTN"],
+                ["--attention-backend=flashinfer"],
+                "--attention-backend is FLASHINFER for decode and FLASH_ATTN",
+            ),
+            (
+                [],
+                ["--disable_h"],
+                "--disable-hybrid-kv-cache-manager is true for decode and false",
+            ),
+            (
+                [],
+                ["--spec-me", "mtp"],
+                '--speculative-config is {"method": "mtp"} for decode and none',
+            ),
+            (
+                [],
+                ["--specu.method=mtp"],
+                '--speculative-config is {"method": "mtp"} for decode and none',
+            ),
+            (
+                [],
+                ['--hf-overrid={"a":2}'],
+                '--hf-overrides is {"a": 2} for decode and {}',
+                "does not compare it, and would decode from KV of another model",
+            ),
+            (
                 ["--hf-overrides.a", "1"],
                 ['--hf-overrides={"a":2}'],
                 '--hf-overrides is {"a": 2} for decode and {"a": 1}',

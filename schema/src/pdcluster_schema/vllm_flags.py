@@ -16,6 +16,21 @@ _ALIASES: Final = {
 }
 """vLLM's short flags that are no field of `engine` and not set by PDCluster."""
 
+_SHORTEST: Final = {
+    "attention-backend": "attention-b",
+    "disable-hybrid-kv-cache-manager": "disable-h",
+    "hf-overrides": "hf-o",
+    "kv-cache-dtype": "kv-cache-d",
+    "load-format": "loa",
+    "max-lora-rank": "max-lora-r",
+    "quantization": "qu",
+    "quantization-config": "quantization-",
+    "spec-method": "spec-me",
+    "spec-model": "spec-mo",
+    "speculative-config": "specu",
+}
+"""Flags that are read here, and the shortest beginning that vLLM (0.32) may take for each."""
+
 _FLAG = re.compile("--?[A-Za-z]")  # not the value -1
 
 
@@ -36,7 +51,9 @@ class Flag(NamedTuple):
 
 
 def flags_of(arguments: Iterable[str]) -> list[Flag]:
-    """Arguments by the flag that they follow, in order."""
+    """Arguments by the flag that they follow, in order; a beginning of one that is read here by the
+    whole name.
+    """
     found: list[list[str]] = []
     for text in arguments:
         if not found or _FLAG.match(text):
@@ -67,7 +84,16 @@ def _name(text: str) -> str:
         name = "O"
     flag, dot, key = name.partition(".")
     long = _ALIASES.get(flag, flag).replace("_", "-").removeprefix("no-")
-    return f"{long}{dot}{key}"
+    return f"{_whole(long)}{dot}{key}"
+
+
+def _whole(name: str) -> str:
+    found = (
+        flag
+        for flag, shortest in _SHORTEST.items()
+        if flag.startswith(name) and name.startswith(shortest)
+    )
+    return next(found, name)
 
 
 def _same(one: str, other: str) -> bool:

@@ -220,16 +220,13 @@ def _adapters(model: ModelSpec, arguments: Iterable[str]) -> list[str]:
 
 
 def max_lora_rank(arguments: Iterable[str]) -> int | None:
-    """As the flag says it, or what vLLM takes for it: its beginnings that are of no other flag.
-    None = it is not given, or is no number, which vLLM refuses.
+    """As the flag says it; None = it is not given, or is no number, which vLLM refuses.
 
     >>> max_lora_rank(["--max_lora_rank=32", "-ep"]), max_lora_rank(["--max-lora-r", "64"])
     (32, 64)
     """
-    names = {"max-lora-rank"[:size] for size in range(len("max-lora-r"), len("max-lora-rank") + 1)}
-    texts = [flag.texts for flag in flags_of(arguments) if flag.name in names]
-    value = " ".join(texts[-1]).replace("=", " ").split()[-1] if texts else ""
-    return int(value) if value.isdigit() else None
+    values = [flag.value for flag in flags_of(arguments) if flag.name == "max-lora-rank"]
+    return int(values[-1]) if values and values[-1].isdigit() else None
 
 
 def _caching(engine: EngineSpec) -> list[str]:
