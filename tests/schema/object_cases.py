@@ -265,6 +265,10 @@ RIGHT_STOCK_ENGINES: dict[str, Change] = {
             ['--hf-overrides={"a": "x", "rope_scaling": {"factor": 2}}'],
         ),
     ),
+    "weights of a pair that are read in two ways": both(
+        vllm(args=["--load-format", "safetensors"]),
+        at("spec.roles.decode.engine.args", ["--load-format=runai_streamer"]),
+    ),
     "mixed stock engines": both(vllm(), at("spec.roles", {"mixed": {"pools": [CPU]}})),
     "mixed stock engines of several stages, which offload": both(
         vllm(pipelineParallelSize=2, kvTransfer={"offload": {"memory": "2Gi"}}),

@@ -697,6 +697,27 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
                 '--hf-overrides is {"a": 2} for decode and {}',
                 "does not compare it, and would decode from KV of another model",
             ),
+            *(
+                (*case, "does not compare it, and would decode from KV of another model")
+                for case in (
+                    ([], ["-q", "fp8"], "--quantization is fp8 for decode and none"),
+                    (
+                        ["--quantization=fp8"],
+                        ["-q=awq"],
+                        "--quantization is awq for decode and fp8",
+                    ),
+                    (
+                        [],
+                        ["--quantization-config.a=1"],
+                        '--quantization-config is {"a": 1} for decode and {}',
+                    ),
+                    (
+                        ["--load-format=dummy"],
+                        ["--loa", "safetensors"],
+                        "--load-format is safetensors for decode and dummy",
+                    ),
+                )
+            ),
             (
                 ["--hf-overrides.a", "1"],
                 ['--hf-overrides={"a":2}'],

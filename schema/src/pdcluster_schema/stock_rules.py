@@ -207,18 +207,27 @@ def pair_fault(prefill: Iterable[str], decode: Iterable[str]) -> tuple[str, str]
     vLLM's NIXL compares them before each transfer (0.32: `compute_nixl_compatibility_hash`).
     """
     ours, theirs = flags_of(decode), flags_of(prefill)
-    for name, default in (("kv-cache-dtype", "auto"), ("disable-hybrid-kv-cache-manager", "false")):
-        if fault := _difference(name, _last(ours, name, default), _last(theirs, name, default)):
+    for name, default, effect in (
+        ("kv-cache-dtype", "auto", _REFUSED),
+        ("disable-hybrid-kv-cache-manager", "false", _REFUSED),
+        ("quantization", "none", _UNSEEN),
+    ):
+        own, other = (_last(flags, name, default) for flags in (ours, theirs))
+        if fault := _difference(name, own, other, effect):
             return fault
+    name = "load-format"
+    own, other = (_last(flags, name, "auto") for flags in (ours, theirs))
+    if "dummy" in (own, other) and (fault := _difference(name, own, other, _UNSEEN)):
+        return fault  # all others read the same weights
     name = "attention-backend"
     own, other = (_last(flags, name, "").upper() for flags in (ours, theirs))
     if own and other and (fault := _difference(name, own, other)):  # else vLLM may choose the same
         return fault
-    name = "hf-overrides"
-    own, other = (json.dumps(_object(flags, name), sort_keys=True) for flags in (ours, theirs))
-    return _difference(name, own, other, _UNSEEN) or _difference(
-        "speculative-config", _draft(ours), _draft(theirs)
-    )
+    for name in ("hf-overrides", "quantization-config"):
+        own, other = (json.dumps(_object(flags, name), sort_keys=True) for flags in (ours, theirs))
+        if fault := _difference(name, own, other, _UNSEEN):
+            return fault
+    return _difference("speculative-config", _draft(ours), _draft(theirs))
 
 
 def _difference(
