@@ -1,7 +1,9 @@
 """Profiles without measured kernels: bytes and operations over a data sheet's rates.
 
-An estimate: a step takes the longer of its reading and its computing, at the shares of the rates
-below.  Communication between ranks and the host's work are in the shares, and nowhere else.
+An estimate: a step takes the longer of its products and of reading their weights, then its
+attention, which reads the KV of streams and computes between the tokens of prompts, at the shares
+of the rates below.  Communication between ranks and the host's work are in the shares, and nowhere
+else.
 """
 
 import math
@@ -22,9 +24,10 @@ _KV_BYTES = 2  # of a value
 
 @dataclass(frozen=True)
 class _WorkerRates:
-    """Per second of one worker, all ranks together."""
+    """Per second of one worker, all ranks together.  attended: operations of attention"""
 
     operations: float
+    attended: float
     read: float
 
 
@@ -48,6 +51,7 @@ def roofline_profile(
     memory, read = accelerator.memory_bytes or 0, float(accelerator.bandwidth_bytes or 0)
     rates = _WorkerRates(
         COMPUTE_SHARE * _operations(accelerator, shape) * layout.gpus,
+        COMPUTE_SHARE * float(accelerator.bf16_flops or 0) * layout.gpus,
         READ_SHARE * read * layout.gpus,
     )
     tokens = sum(goal.stream)
@@ -57,23 +61,35 @@ def roofline_profile(
     context_bytes = sequence_kv_bytes(shape, goal.stream[0] + goal.stream[1] // 2)
     ranks = layout.data
 
-    def seconds(prompt_tokens: float, streams: int) -> float:
+    def seconds(prompt_tokens: float, streams: int, attended: float) -> float:
         computed = ranks * (prompt_tokens + streams)
         operations = 2.0 * shape.active_weights * computed
-        moved = shape.weights_read(int(computed), ranks) * shape.weight_bytes
-        moved += ranks * streams * context_bytes
-        return max(operations / rates.operations, moved / rates.read)
+        weights = shape.weights_read(int(computed), ranks) * shape.weight_bytes
+        attention = attended / rates.attended + streams * context_bytes / rates.read
+        return max(operations / rates.operations, weights / rates.read) + ranks * attention
 
-    scatter = prompt_scatter(goal, kv_tokens, lambda prompt, cached: seconds(prompt - cached, 0))
-    computed = goal.input_tokens - scatter.cached_tokens
+    def prefill(tokens: float, cached: float) -> float:
+        return seconds(tokens - cached, 0, shape.attended(tokens) - shape.attended(cached))
+
+    scatter = prompt_scatter(goal, kv_tokens, prefill)
+    cached = scatter.cached_tokens
+    computed = goal.input_tokens - cached
+    attended = shape.attended(goal.input_tokens) - shape.attended(cached)
+
+    def mixed(budget: int, streams: int) -> float:
+        chunk = budget - streams
+        return seconds(chunk, streams, attended * chunk / computed)
+
     streams = [n for n in STREAMS if n * tokens <= kv_tokens]
     prompts = [n for n in PROMPTS if n == 1 or n * goal.input_tokens <= MAX_PROMPT_TOKENS]
     return EngineProfile(
         gpu=gpu,
         layout=layout,
-        prefill={n: seconds(n * computed, 0) + n * scatter.uneven_seconds for n in prompts},
-        decode={n: seconds(0, n) for n in streams},
-        mixed={(budget, n): seconds(budget - n, n) for budget in BUDGETS for n in streams},
+        prefill={
+            n: seconds(n * computed, 0, n * attended) + n * scatter.uneven_seconds for n in prompts
+        },
+        decode={n: seconds(0, n, 0.0) for n in streams},
+        mixed={(budget, n): mixed(budget, n) for budget in BUDGETS for n in streams},
         kv_tokens={math.inf: kv_tokens},
         source=SOURCE,
         scatter=scatter,

@@ -208,10 +208,10 @@ def _aggregated(profile: EngineProfile, given: SearchInput) -> Iterator[Placemen
             continue
         itl = worker.itl_seconds(goal.percentile)
         for workers, rate, used in _mixed_fleets(worker, given):
-            servers = workers * profile.layout.data
             service = worker.prefill_seconds
             spread = profile.scatter.variation
-            wait = wait_seconds(service, servers, min(used, 0.999), goal.percentile, spread)
+            # each rank has its own queue, as a request stays where it was sent
+            wait = wait_seconds(service, 1, min(used, 0.999), goal.percentile, spread)
             ttft = max(1.0, worker.chunks) * worker.mixed_seconds + worker.long_seconds + wait
             if ttft > goal.ttft_seconds:
                 continue
@@ -227,11 +227,12 @@ def _mixed_fleets(worker: _MixedWorker, given: SearchInput) -> Iterator[tuple[in
     most = given.gpus[worker.profile.gpu] // layout.gpus
     if given.demand is None:
         used = worker.share * worker.mixed_seconds / worker.mean_seconds
-        rate = most * layout.data * worker.streams / (steps * worker.mean_seconds)
+        streams = MAX_UTILIZATION * most * layout.data * worker.streams
+        rate = streams / (steps * worker.mean_seconds)
         if most and used <= 1.0:
             yield most, rate, used
         return
-    busy = given.demand.at(lambda window: worker.busy(window, steps))
+    busy = given.demand.at(lambda window: worker.busy(window, steps)) / MAX_UTILIZATION
     prompts = worker.prefill_seconds * given.demand.prompts
     for workers in range(max(1, math.ceil(busy / layout.data)), most + 1):
         used = prompts / (workers * layout.data)
@@ -299,7 +300,10 @@ def _is_slower(rate: float, than: _Prefill | None) -> bool:
 
 @dataclass(frozen=True)
 class _Decode:
-    """rate: requests per second of one worker with so many streams on each rank."""
+    """rate: the most of one worker, in requests per second, with so many streams on each rank.
+
+    That of MAX_UTILIZATION of the streams, for with all of them busy each request would wait.
+    """
 
     profile: EngineProfile
     streams: int
@@ -315,7 +319,7 @@ def _decode(profile: EngineProfile, streams: int, given: SearchInput) -> _Decode
     if most * sum(goal.stream) > profile.kv_of(DECODE_BUDGET):
         return None
     mean = profile.decode[streams]
-    rate = profile.layout.data * streams / (goal.steps * mean)
+    rate = MAX_UTILIZATION * profile.layout.data * streams / (goal.steps * mean)
     return _Decode(profile, streams, rate, mean, profile.decode_seconds(most))
 
 

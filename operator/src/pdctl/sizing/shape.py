@@ -27,6 +27,7 @@ class TransformerShape:
     is_weight_only: quantized weights meet activations of 16 bits;
     is_block_fp8: weights in FP8 with a scale for each block;
     heads, kv_heads: of attention, kv_heads 0 = one latent KV of all;
+    pair_operations: of one layer's attention, for a token and one before it;
     max_length: tokens of a request, 0 = not said.
     """
 
@@ -40,6 +41,7 @@ class TransformerShape:
     is_weight_only: bool
     heads: int = 0
     kv_heads: int = 0
+    pair_operations: int = 0
     max_length: int = 0
 
     def takes_tensor_ranks(self, number: int) -> bool:
@@ -59,6 +61,13 @@ class TransformerShape:
         """Parameters on one of the GPUs of a worker, over all of which its experts lie."""
         shared, routed = self._parts()
         return shared / tensor_ranks + routed / gpus
+
+    def attended(self, tokens: float) -> float:
+        """Operations between the tokens of a prompt, in all layers."""
+        seen = min(tokens, self.kv.window)
+        windowed = seen * (tokens - seen / 2)
+        layers = self.kv.num_whole * tokens**2 / 2 + self.kv.num_windowed * windowed
+        return self.pair_operations * layers
 
     def _parts(self) -> tuple[float, float]:
         """Parameters that each token needs, and those of all experts among which it chooses."""
@@ -115,6 +124,7 @@ def _of_config(config: Mapping[str, Any], layers: int, hidden: int, heads: int) 
         kv_heads=0
         if config.get("kv_lora_rank")
         else int(config.get("num_key_value_heads") or heads),
+        pair_operations=2 * heads * _pair_width(config, hidden, heads),
         max_length=int(config.get("max_position_embeddings") or 0),
     )
 
@@ -131,6 +141,14 @@ def _attention(config: Mapping[str, Any], hidden: int, heads: int) -> int:
     dim = int(config.get("head_dim") or hidden // heads)
     kv_heads = int(config.get("num_key_value_heads") or heads)
     return 2 * hidden * dim * (heads + kv_heads)
+
+
+def _pair_width(config: Mapping[str, Any], hidden: int, heads: int) -> int:
+    """Numbers of a head that meet those of a token before: of its key and of its value."""
+    if config.get("kv_lora_rank"):
+        names = ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+        return sum(int(config[name]) for name in names)
+    return 2 * int(config.get("head_dim") or hidden // heads)
 
 
 def _experts(config: Mapping[str, Any]) -> tuple[int, int]:

@@ -31,7 +31,8 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
 
     def run(*options: object, text: str = LOAD, name: str = "load.csv", gpus: int = 16) -> Result:
         (tmp_path / name).write_text(text)
-        given = ["--model", folder, "--gpu", f"H100={gpus}", "--trace", tmp_path / name]
+        given = ["--model", folder, "--trace", tmp_path / name]
+        given += ["--gpu", f"H100={gpus}"] * bool(gpus)
         given += ["--ttft", "1", "--itl", "0.03", *options]
         return CliRunner().invoke(app, ["plan", "--slo", *map(str, given)])
 
@@ -55,6 +56,20 @@ def test_it_says_what_was_taken_and_writes_it_into_the_manifest(plan: Plan, tmp_
     assert text.startswith("# pdctl plan --slo: ")
     assert "\n# Sized for the peak of its rate, 12 requests/s" in text
     assert load_applied(tmp_path / "plan.yaml").spec.engine.max_model_len
+
+
+@pytest.mark.parametrize(("gpu", "itl"), [("L40S", 0.1), ("L40S", 0.04), ("A100-80GB", 0.03)])
+def test_a_simulation_of_the_plan_holds_its_objectives(
+    plan: Plan, tmp_path: Path, gpu: str, itl: float
+):
+    load = HEADER + "".join(f"{at},4,3000,200\n" for at in (0, 80))
+    limits = ["--gpu", f"{gpu}=8", "--ttft", 2, "--itl", itl, "--percentile", 90]
+    plan(*limits, "--out", tmp_path / "plan.yaml", text=load, gpus=0)
+    given = ["simulate", tmp_path / "plan.yaml", "--trace", tmp_path / "load.csv", "--json"]
+    done = CliRunner().invoke(app, [*map(str, given), "--model", str(tmp_path / "llama-8b")])
+    summary = found(done)["summary"]
+    assert summary["ttft"]["p90"] <= 2.0
+    assert summary["itl"]["p90"] <= itl
 
 
 def test_fewer_workers_hold_a_lower_percentile_of_the_rate(plan: Plan):
@@ -93,7 +108,7 @@ def test_two_types_share_a_role_where_neither_holds_the_load(plan: Plan, tmp_pat
     out = tmp_path / "plan.yaml"
     done = plan("--gpu", "H200=1", "--out", out, gpus=1)
     assert done.exit_code == 0, done.output
-    assert "1 x H100 TP1 b48, 1 x H200 TP1 b48" in done.output
+    assert "1 x H100 TP1 b40, 1 x H200 TP1 b40" in done.output
     pools = load_applied(out).spec.roles.mixed.pools
     assert [(pool.gpu, pool.replicas) for pool in pools] == [("H100", 1), ("H200", 1)]
 

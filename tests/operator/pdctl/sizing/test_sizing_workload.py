@@ -173,14 +173,14 @@ def test_each_role_of_a_split_holds_its_own_peak():
 
 
 def test_workers_are_added_until_the_wait_is_within_ttft():
-    tight = replace(GIVEN, objective=replace(GOAL, ttft_seconds=0.135, percentile=90.0))
+    goal = replace(GOAL, ttft_seconds=0.28, percentile=90.0)
+    tight = replace(GIVEN, objective=goal, gpus={"B200": 40})
     fast = replace(FAST, decode={10: 0.012, 20: 0.02})
     [one] = [one for one in placements([fast], tight) if one.kind == "aggregated"]
     assert one.roles[0].workers > 3
-    assert one.ttft_seconds <= 0.135
-    assert wait_seconds(0.12, one.roles[0].workers - 1, 2.4 / (one.roles[0].workers - 1), 90.0) > (
-        0.015
-    )
+    assert one.ttft_seconds <= 0.28
+    # a request stays in the queue of the worker that it was sent to
+    assert wait_seconds(0.12, 1, 2.4 / (one.roles[0].workers - 1), 90.0) > 0.16
 
 
 def test_a_manifest_has_the_longest_request_and_the_short_prompts_stay():
