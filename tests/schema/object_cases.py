@@ -255,6 +255,8 @@ RIGHT_STOCK_ENGINES: dict[str, Change] = {
             "reg/acme/vllm-openai:1.4.2",
             "vllm-openai:2026.10.1",
             "reg/vllm-openai-internal:0.10.1",
+            "vllm/acme:v0.5.20",
+            "lmsysorg/sglang/acme-vllm:v0.32.0",
             "vllm/vllm-openai-xpu:v0.33.0",
         )
     },

@@ -106,6 +106,31 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
     ),
     *(
         (
+            both(
+                vllm(), at("spec.engine.image", image), at("spec.engine.allowUnknownVersion", True)
+            ),
+            "spec.engine.image: is an image of SGLang, and engine.type is vllm; give an image of "
+            "vLLM, or set type: sglang",
+            None,
+        )
+        for image in (
+            *("lmsysorg/sglang:v0.5.23", "lmsysorg/sglang:latest", "reg:5000/sglang-rocm"),
+            f"sglang@sha256:{'a' * 64}",
+        )
+    ),
+    (
+        both(vllm(), at("spec.roles.decode.engine.image", "lmsysorg/sglang:v0.5.20")),
+        "spec.roles.decode.engine.image: is an image of SGLang, and engine.type is vllm; give an",
+        None,
+    ),
+    (
+        both(MIXED, sglang(), at("spec.engine.image", "vllm/vllm-openai-cpu:v0.32.0")),
+        "spec.engine.image: is an image of vLLM, and engine.type is sglang; give an image of "
+        "SGLang, or set type: vllm",
+        None,
+    ),
+    *(
+        (
             both(MIXED, sglang(env=[{"name": name, "value": "1"}])),
             f"spec.engine.env[0].name: {name} is set by PDCluster; remove it",
             None,

@@ -38,13 +38,8 @@ from pdcluster_schema.sections import (
 )
 from pdcluster_schema.service import DiscoverySpec, ServiceSpec
 from pdcluster_schema.spec_rules import spec_rules
-from pdcluster_schema.stock_engine import SGLANG
 from pdcluster_schema.stock_rules import stock_fault
-from pdcluster_schema.stock_versions import (
-    published_version,
-    unknown_sglang,
-    unknown_version,
-)
+from pdcluster_schema.stock_versions import image_fault, published_version
 from pdcluster_schema.values import PodTemplate, SizeOfSpec
 from pdcluster_schema.workload import (
     MAX_GROUPED_NAME,
@@ -176,18 +171,14 @@ class PDClusterSpec(SpecSection):
 
     @model_validator(mode="after")
     def _engines_are_of_one_known_version(self) -> Self:
-        """By the tags of their images.  No rule of the API server, which it would cost too much."""
+        """By names and tags of their images.  No rule of the API server, too costly for it."""
         roles = self.roles.computing()
         for role, declared in roles.items():
             engine = self.engine_of(role)
-            version = published_version(engine.image)
-            is_sglang = self.engine.type == SGLANG
-            fault = (unknown_sglang if is_sglang else unknown_version)(version) if version else ""
-            if fault and not engine.allow_unknown_version:
-                reason, _, fix = fault.partition(": ")
+            fault = image_fault(self.engine.type, engine.image, engine.allow_unknown_version)
+            if fault is not None:
                 at = "engine" if declared.engine.image is None else f"roles.{role}.engine"
-                fix += ", or set engine.allowUnknownVersion: true"
-                raise rule(reason, fix, at=f"{at}.image")
+                raise rule(*fault, at=f"{at}.image")
         found = {role: published_version(self.engine_of(role).image) for role in roles}
         if len(set(found.values()) - {""}) > 1:
             raise rule(

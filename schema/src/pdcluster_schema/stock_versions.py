@@ -1,12 +1,16 @@
 """Versions of stock engines: those that are known here, and the one that an image's tag names."""
 
 import re
+from typing import Final
+
+from pdcluster_schema.stock_engine import SGLANG, STOCK
 
 # versions that docs/engines.md has tests of, both inclusive: they take the same flags and requests
 OLDEST, NEWEST = (0, 30), (0, 33)
 
 SGLANG_VERSION = "0.5.23"  # likewise
 
+_NAMED: Final = re.compile(r"(?:^|/)(vllm|sglang)(?:-[a-z-]+)?(?:[:@]|$)")
 _PUBLISHED = re.compile(r"(^|/)(sglang|vllm-openai(-cpu|-rocm|-xpu)?):v?0\.")
 
 
@@ -40,6 +44,24 @@ def unknown_sglang(version: str) -> str:
     if version == SGLANG_VERSION:
         return ""
     return f"SGLang {version or '?'} is not known here: use {SGLANG_VERSION}"
+
+
+def image_fault(kind: str, image: str | None, allows_unknown: bool) -> tuple[str, str] | None:
+    """(reason, fix) of an image that by its name or tag is not for a stock engine of this type.
+
+    >>> image_fault("vllm", "lmsysorg/sglang:latest", True)
+    ('is an image of SGLang, and engine.type is vllm', 'give an image of vLLM, or set type: sglang')
+    """
+    named = _NAMED.search(image or "")
+    if named is not None and kind in STOCK and named[1] != kind:
+        reason = f"is an image of {STOCK[named[1]]}, and engine.type is {kind}"
+        return reason, f"give an image of {STOCK[kind]}, or set type: {named[1]}"
+    version = published_version(image)
+    fault = (unknown_sglang if kind == SGLANG else unknown_version)(version) if version else ""
+    if not fault or allows_unknown:
+        return None
+    reason, _, fix = fault.partition(": ")
+    return reason, f"{fix}, or set engine.allowUnknownVersion: true"
 
 
 def published_version(image: str | None) -> str:
