@@ -271,6 +271,14 @@ RIGHT_STOCK_ENGINES: dict[str, Change] = {
         vllm(args=["--load-format", "safetensors"]),
         at("spec.roles.decode.engine.args", ["--load-format=runai_streamer"]),
     ),
+    "eight ranks over two nodes of four": both(
+        vllm(dataParallelSize=8),
+        at("spec.roles", {"mixed": {"pools": [{**CPU, "gpu": "GB200", "podsPerReplica": 2}]}}),
+    ),
+    "nodes of GB200 with more": both(
+        vllm(tensorParallelSize=8),
+        at("spec.roles", {"mixed": {"pools": [{**CPU, "gpu": "GB200", "gpusPerPod": 8}]}}),
+    ),
     "mixed stock engines": both(vllm(), at("spec.roles", {"mixed": {"pools": [CPU]}})),
     "mixed stock engines of several stages, which offload": both(
         vllm(pipelineParallelSize=2, kvTransfer={"offload": {"memory": "2Gi"}}),

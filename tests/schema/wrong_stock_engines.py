@@ -54,6 +54,21 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         "change the ranks",
         "spec.roles",
     ),
+    *(
+        (
+            both(
+                at(
+                    "spec.roles",
+                    {"mixed": {"pools": [{**CPU, "gpu": gpu, "podsPerReplica": pods}]}},
+                ),
+                vllm(tensorParallelSize=8 * pods),
+            ),
+            f"spec.roles.mixed.engine.tensorParallelSize: tensorParallelSize ({8 * pods}) times "
+            f"pipelineParallelSize (1) is {8 * pods} ranks, over {most}; lower one of them",
+            None,
+        )
+        for gpu, pods, most in (("GB200", 1, "the 4 of one pod"), ("GB300", 2, "4 in 2 pods"))
+    ),
     (
         both(
             at("spec.roles", {"mixed": {"pools": [{**CPU, "gpu": "H100"}]}}),

@@ -12,6 +12,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
+from pdcluster_schema.ports import MAX_RANKS
+
 Precision = Literal["bf16", "fp8", "fp4"]
 """Precision in which an engine computes the products of a layer."""
 
@@ -22,6 +24,8 @@ NUMBERS: Final = (
 """Fields that say what an accelerator can do and costs, not where it is: they change nothing of a
 pod.
 """
+
+_OF_A_NODE: Final = {"GB200": 4, "GB300": 4}
 
 NO_ACCELERATOR: Final = "cpu"
 """The `gpu` of a pool whose workers have no accelerator."""
@@ -62,6 +66,11 @@ class Accelerator(BaseModel):
         """Return whether it has units for a precision, or its rates are not known."""
         units = {"bf16": self.bf16_flops, "fp8": self.fp8_flops, "fp4": self.fp4_flops}
         return self.bf16_flops is None or units[precision] is not None
+
+
+def gpus_per_node(gpu: str) -> int:
+    """Most accelerators of one machine, where nothing else is given."""
+    return _OF_A_NODE.get(gpu, MAX_RANKS)
 
 
 def accelerators_text(gpu: str, number: int) -> str:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from pydantic.alias_generators import to_snake
 
-from pdcluster_schema.accelerators import NO_ACCELERATOR
+from pdcluster_schema.accelerators import NO_ACCELERATOR, gpus_per_node
 from pdcluster_schema.engine import ACCELERATOR_TOKENS, EngineSpec
-from pdcluster_schema.ports import MAX_ENGINES, MAX_PODS, MAX_RANKS, WHOLE_PROMPT_SCHEDULERS
+from pdcluster_schema.ports import MAX_ENGINES, MAX_PODS, WHOLE_PROMPT_SCHEDULERS
 from pdcluster_schema.section import Rule
 from pdcluster_schema.sections import PoolSpec
 from pdcluster_schema.stock_engine import PDCLUSTER_ONLY, STOCK, STOCK_ONLY, VLLM
@@ -59,7 +59,7 @@ def misfit(engine: EngineSpec, pools: Sequence[PoolSpec]) -> tuple[str, str, str
 def _rank_misfit(engine: EngineSpec, pool: PoolSpec, sizes: str) -> tuple[str, str, str] | None:
     """sizes: of the ranks, as text."""
     ranks, data = num_ranks(engine), engine.data_parallel_size
-    pods, most = pods_per_replica(engine, pool), pool.gpus_per_pod or MAX_RANKS
+    pods, most = pods_per_replica(engine, pool), pool.gpus_per_pod or gpus_per_node(pool.gpu)
     divided = pods if engine.is_stock else 1
     if ranks > most * divided:
         each = f"over the {most} of one pod" if divided == 1 else f"over {most} in {pods} pods"
@@ -105,7 +105,7 @@ def _rank_misfit(engine: EngineSpec, pool: PoolSpec, sizes: str) -> tuple[str, s
 
 
 def _gpu_misfit(engine: EngineSpec, pool: PoolSpec, sizes: str) -> tuple[str, str, str] | None:
-    pods, most = pods_per_replica(engine, pool), pool.gpus_per_pod or MAX_RANKS
+    pods, most = pods_per_replica(engine, pool), pool.gpus_per_pod or gpus_per_node(pool.gpu)
     field, least = "POOL.gpusPerReplica", _least_gpus(engine, pods)
     if pool.gpus_per_replica is None:
         return None

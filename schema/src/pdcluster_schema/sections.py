@@ -144,7 +144,7 @@ class PoolSpec(SpecSection):
     ours. By default as many as gpusPerPod needs for the ranks, or 1.
     """
     gpus_per_pod: Annotated[int, Field(ge=1, le=16), Crd(format="int32")] | None = None
-    """Most accelerators of one pod, such as 4 on nodes of GB200. Default 8."""
+    """Most accelerators of one pod. By default 8, and 4 of GB200 and GB300."""
     replicas: Replicas
     """Workers to run, of all pools together at most 4096. A change is a request to scale, like one
     through /scale of the pool's PDPoolScaler.

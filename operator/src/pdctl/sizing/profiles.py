@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pdcluster_api.errors import StartError
-from pdcluster_schema.accelerators import accelerators
+from pdcluster_schema.accelerators import accelerators, gpus_per_node
 from pdctl.sizing import tables
 from pdctl.sizing.layouts import layouts_of, uneven_notes
 from pdctl.sizing.manifest import PlannedModel
@@ -17,8 +17,6 @@ from pdctl.sizing.roofline import SOURCE, roofline_profile, sequence_kv_bytes
 from pdctl.sizing.shape import read_shape
 
 LINK_BYTES = 50e9  # where the table has none: a network card of 400 Gbit/s for each GPU
-MAX_RANKS = 8  # of one worker: a node; GB200 and GB300 have nodes of four
-_NODES = {"GB200": 4, "GB300": 4}
 
 
 def slo_fault(message: str) -> StartError:
@@ -123,7 +121,7 @@ class ModelProfiles:
 
     def _most(self, gpu: str) -> int:
         """Ranks of one worker."""
-        return min(self._gpus[gpu], _NODES.get(gpu, MAX_RANKS))
+        return min(self._gpus[gpu], gpus_per_node(gpu))
 
     @property
     def _request_bytes(self) -> float:

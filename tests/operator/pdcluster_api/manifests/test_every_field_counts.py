@@ -176,7 +176,7 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "roles.pools.gpusPerPod": (
         both(
             vllm(),
-            at(f"{POOL}.gpu", "GB200"),
+            at(f"{POOL}.gpu", "B200"),
             at("spec.roles.decode.engine.tensorParallelSize", 8),
         ),
         at(f"{POOL}.gpusPerPod", 4),
