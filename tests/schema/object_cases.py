@@ -271,6 +271,12 @@ RIGHT_STOCK_ENGINES: dict[str, Change] = {
         vllm(args=["--load-format", "safetensors"]),
         at("spec.roles.decode.engine.args", ["--load-format=runai_streamer"]),
     ),
+    "offloaded KV of which each pod has a part": both(
+        vllm(dataParallelSize=16, kvTransfer={"offload": {"memory": "200Gi"}}),
+        at("spec.roles", {"mixed": {"pools": [{**CPU, "gpu": "H200", "podsPerReplica": 2}]}}),
+        at("spec.roles.mixed.resources", {"limits": {"memory": "101Gi"}}),
+        at("spec.roles.mixed.sharedMemory", "101Gi"),
+    ),
     "eight ranks over two nodes of four": both(
         vllm(dataParallelSize=8),
         at("spec.roles", {"mixed": {"pools": [{**CPU, "gpu": "GB200", "podsPerReplica": 2}]}}),

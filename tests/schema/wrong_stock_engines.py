@@ -5,6 +5,7 @@ where that cannot say it).
 from tests.schema.object_cases import CPU, Change, at, both, sglang, vllm
 
 MIXED = at("spec.roles", {"mixed": {"pools": [CPU]}})
+_PAIRED = {**CPU, "gpu": "H200", "podsPerReplica": 2}
 ON_GPU = at("spec.roles.decode.pools.0.gpu", "B200")
 
 
@@ -656,6 +657,16 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         ),
         "spec.roles.decode.sharedMemory: must be more than the 214748364800 bytes of "
         "engine.kvTransfer.offload, which are in it, not 68719476736; raise it, or leave it out",
+        None,
+    ),
+    (
+        both(
+            at("spec.roles", {"mixed": {"pools": [_PAIRED, {**_PAIRED, "name": "b"}]}}),
+            vllm(dataParallelSize=16, kvTransfer={"offload": {"memory": "200Gi"}}),
+            at("spec.roles.mixed.resources", {"limits": {"memory": "100Gi"}}),
+        ),
+        "spec.roles.mixed.resources.limits.memory: must be more than the 107374182400 bytes of "
+        "engine.kvTransfer.offload in each of 2 pods, which count to it, not 100Gi; raise",
         None,
     ),
     (

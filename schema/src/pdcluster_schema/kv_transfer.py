@@ -87,13 +87,19 @@ class HostMemorySpec(SpecSection):
     """
 
     memory: Quantity
-    """Memory of one worker, of all its ranks together, such as 200Gi. It is in /dev/shm, which
-    grows by it, and counts to resources.limits of the role.
+    """Memory of one worker, of all its ranks together, such as 200Gi. Each pod has that of its
+    data-parallel ranks in /dev/shm, which grows by that and counts to resources.limits of the role.
     """
     blocks_per_chunk: Positive | None = None
     """KV blocks that move at a time; by default vLLM's, 1."""
     eviction_policy: Literal["lru", "arc"] | None = None
     """Order in which blocks are dropped where the memory is full; by default vLLM's, lru."""
+
+    def of_pod(self, pods: int, data_parallel_size: int) -> int:
+        """Bytes in each pod of a worker.  A data-parallel rank over several pods maps all of its
+        own in each of them, and vLLM (0.32) ends where /dev/shm has no room for it.
+        """
+        return -(-self.memory // min(pods, data_parallel_size))
 
 
 class KvTransferSpec(SpecSection):

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR, Precision
 from pdcluster_schema.engine import EngineSpec
-from pdcluster_schema.engine_rules import engine_rule, given, value_or_default
+from pdcluster_schema.engine_rules import engine_rule, given, pods_per_replica, value_or_default
 from pdcluster_schema.quantities import number_of
 from pdcluster_schema.section import Rule
 from pdcluster_schema.sections import COMPUTING
@@ -80,7 +80,10 @@ def stock_fault(spec: Any) -> tuple[str, str, str] | None:
         return found
     engines = {role: spec.engine_of(role) for role in spec.roles.computing()}
     for role, engine in engines.items():
-        declared, offloaded = spec.roles.present()[role], _offloaded(engine)
+        declared = spec.roles.present()[role]
+        fewest = min(pods_per_replica(engine, pool) for pool in declared.pools)
+        offloaded = _offloaded(engine, fewest)
+        whose = "" if fewest == 1 else f" in each of {fewest} pods"
         limit, memory = declared.resources.limits.get("memory"), declared.shared_memory
         for place, found, relation, fix in (
             (
@@ -93,8 +96,8 @@ def stock_fault(spec: Any) -> tuple[str, str, str] | None:
         ):
             if found is not None and number_of(found) <= offloaded:
                 reason = (
-                    f"must be more than the {offloaded} bytes of engine.kvTransfer.offload, which "
-                    f"{relation}, not {found}"
+                    f"must be more than the {offloaded} bytes of engine.kvTransfer.offload"
+                    f"{whose}, which {relation}, not {found}"
                 )
                 return f"roles.{role}.{place}", reason, fix
     if engines.keys() >= _STAGES.keys():
@@ -125,10 +128,10 @@ def _moves_kv(engine: EngineSpec) -> bool:
     return section is not None and (section.backends, section.extra_config) != (None, None)
 
 
-def _offloaded(engine: EngineSpec) -> int:
-    """Bytes of host memory."""
+def _offloaded(engine: EngineSpec, pods: int = 1) -> int:
+    """Bytes of host memory in each pod of a worker."""
     offload = None if engine.kv_transfer is None else engine.kv_transfer.offload
-    return 0 if offload is None else offload.memory
+    return 0 if offload is None else offload.of_pod(pods, engine.data_parallel_size)
 
 
 _PRECISION_OF: Final[dict[str, Precision]] = {

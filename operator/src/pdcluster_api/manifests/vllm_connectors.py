@@ -30,10 +30,11 @@ def kv_transfer_config(
     return _connector("MultiConnector", fail, {"connectors": connectors})
 
 
-def shared_memory(engine: EngineSpec) -> str:
-    """Size of /dev/shm, which holds what is offloaded."""
+def shared_memory(engine: EngineSpec, pods: int) -> str:
+    """Size of /dev/shm of each pod of a worker, which holds what its ranks offload."""
     offload = engine.kv_transfer and engine.kv_transfer.offload
-    return f"{_SHARED_GIB + (math.ceil(offload.memory / 2**30) if offload else 0)}Gi"
+    offloaded = offload.of_pod(pods, engine.data_parallel_size) if offload else 0
+    return f"{_SHARED_GIB + math.ceil(offloaded / 2**30)}Gi"
 
 
 def _connector(name: str, more: dict[str, str], extra: dict[str, Any]) -> dict[str, Any]:

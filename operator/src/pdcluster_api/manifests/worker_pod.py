@@ -139,13 +139,14 @@ def worker_model(cluster: PDCluster, role: str, image: str) -> ModelSource:
 
 def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) -> Manifest:
     role = cluster.spec.roles.present()[workload.role]
+    pods = cluster.spec.pods_per_replica(workload.role, pool)
     model = worker_model(cluster, workload.role, image)
     files = _files(cluster, workload)
     init_containers = list(model.init_containers)
     in_memory, own_volumes = SHARED_MEMORY, list[Manifest]()
     if has_engine := _has_stock_engine(cluster, workload.role):
         engine = cluster.spec.engine_of(workload.role)
-        in_memory, own_volumes = shared_memory(engine), engine_volumes()
+        in_memory, own_volumes = shared_memory(engine, pods), engine_volumes()
         init_containers.append(
             engine_container(
                 cluster,
@@ -182,9 +183,7 @@ def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) 
             workload,
             cluster.spec.accelerator_of(pool),
             # each worker of several pods has a domain of its own (`groups.group_sets`)
-            cluster.spec.placement
-            if cluster.spec.pods_per_replica(workload.role, pool) == 1
-            else None,
+            cluster.spec.placement if pods == 1 else None,
         ),
         **_claims(role),
         "containers": [_container(base, resources, mounts, role)],

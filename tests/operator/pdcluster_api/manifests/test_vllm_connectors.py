@@ -105,3 +105,24 @@ def test_shared_memory_holds_what_is_offloaded(offload: dict[str, Any], size: st
 
     (memory,) = (each["emptyDir"] for each in volumes if each["name"] == "shared-memory")
     assert memory == {"medium": "Memory", "sizeLimit": size}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size"),
+    [
+        ({"dataParallelSize": 8}, "58Gi"),
+        ({"dataParallelSize": 4}, "58Gi"),
+        ({"dataParallelSize": 2, "tensorParallelSize": 4}, "108Gi"),  # each over two pods
+        ({"tensorParallelSize": 8}, "208Gi"),
+    ],
+)
+def test_each_pod_holds_what_its_data_parallel_ranks_offload(
+    ranks: dict[str, int], size: str
+) -> None:
+    given = vllm(kvTransfer={"offload": {"memory": "200Gi"}}, **ranks)
+    volumes = pod_of(ON_GPU, given, at("spec.roles.decode.pools.0.podsPerReplica", 4))["spec"][
+        "volumes"
+    ]
+
+    (memory,) = (each["emptyDir"] for each in volumes if each["name"] == "shared-memory")
+    assert memory["sizeLimit"] == size
