@@ -602,8 +602,18 @@ ACCEPTED: list[Change] = [
     ),
     at("spec.placement", {"minTransferGBps": 1.5}),
     at("spec.placement", {"domainLabel": "rack"}),
-    at("spec.placement", {"gang": "PodGroup"}),
-    at("spec.placement", {"gang": "Volcano", "queue": "gpus"}),
+    *(
+        both(
+            at("spec.roles.decode.engine.dataParallelSize", 2),
+            at("spec.roles.decode.pools.0.podsPerReplica", 2),
+            at("spec.placement", right),
+        )
+        for right in (
+            {"gang": "PodGroup"},
+            {"gang": "Volcano", "queue": "gpus"},
+            {"domainLabel": "rack", "mode": "Exclusive"},
+        )
+    ),
     *(
         both(right, at(f"{AUTOSCALE}.mode", "On"))
         for right in (

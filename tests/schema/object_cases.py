@@ -295,7 +295,7 @@ RIGHT_STOCK_ENGINES: dict[str, Change] = {
             kvTransfer={
                 "connector": "NixlConnector",
                 "backends": ["LIBFABRIC", "UCX"],
-                "extraConfig": {"num_threads": 4, "kv_lease_duration": 60},
+                "extraConfig": {"engine_ttl": 600, "kv_lease_duration": 60},
             }
         ),
         at("spec.roles.prefill.pools.0.gpu", "B200"),

@@ -39,7 +39,6 @@ ROLLS: dict[str, Change] = {
     "TLS of that etcd": both(ENDPOINTS, at("spec.discovery.etcd.tlsSecret", "tls")),
     "API keys": at("spec.service.apiKeySecret", "keys"),
     "placement": at("spec.placement", {"domainLabel": "rack"}),
-    "gang": at("spec.placement", {"gang": "PodGroup"}),
     "grace period": at("spec.rollout.gracePeriodSeconds", 60),
     "other roles": at("spec.roles", {"mixed": {"pools": [CPU]}}),
 }

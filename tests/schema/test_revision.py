@@ -22,6 +22,15 @@ def test_change_of_what_a_pod_is_made_of_is_a_new_revision(
     assert revision(document) != revision(minimal())
 
 
+def test_gang_of_workers_of_several_pods_is_a_new_revision(document: dict[str, Any]) -> None:
+    at("spec.roles.decode.engine", {"dataParallelSize": 2})(document)
+    at("spec.roles.decode.pools.0.podsPerReplica", 2)(document)
+    before = revision(document)
+    at("spec.placement", {"gang": "PodGroup"})(document)
+
+    assert revision(document) != before
+
+
 def test_every_such_change_is_a_revision_of_its_own() -> None:
     found = set()
     for change in ROLLS.values():

@@ -1304,6 +1304,24 @@ BAD = [
         )
         for gang in ({"domainLabel": "rack"}, {"gang": "PodGroup"})
     ),
+    *(
+        wrong(
+            "spec.placement",
+            {"minTransferGBps": 1, "mode": mode},
+            "is for domainLabel, which is left out; give domainLabel, or leave mode out",
+            fault_at="spec.placement.mode",
+        )
+        for mode in ("Required", "Exclusive")
+    ),
+    *(
+        InvalidObject(
+            at("spec.placement", {"domainLabel": "rack", field: value}),
+            f"spec.placement.{field}: is {value}, for workers of several pods, and no pool has "
+            "any; leave it out, or give a pool podsPerReplica",
+            None,
+        )
+        for field, value in (("gang", "PodGroup"), ("mode", "Exclusive"))
+    ),
     wrong(
         "spec.placement",
         {"gang": "Kueue"},

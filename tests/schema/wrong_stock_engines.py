@@ -607,7 +607,14 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
                 "bidirectional_kv_xfer keeps the KV of each answer for 480 s, and no prefill "
                 "worker fetches it; remove it",
             ),
-            ("Threads", "'Threads' is no key of NIXL; use lower-case letters, digits and '_'"),
+            *(
+                (
+                    key,
+                    f"{key} is no key of NIXL's that means something here; use num_threads, "
+                    "kv_lease_duration, engine_ttl, or remove it",
+                )
+                for key in ("Threads", "kv_leas_duration", "decoder_kv_blocks_ttl")
+            ),
         )
     ),
     (
@@ -619,6 +626,15 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         _transfer(extraConfig={"kv_lease_duration": 29}),
         "spec.engine.kvTransfer.extraConfig: kv_lease_duration is 29, and a decode worker may read "
         "KV for 30 s; give 30 or more, or leave it out",
+        None,
+    ),
+    (
+        both(
+            _transfer(backends=["LIBFABRIC", "UCX"]),
+            at("spec.roles.decode.engine.kvTransfer", {"extraConfig": {"num_threads": 4}}),
+        ),
+        "spec.roles.decode.engine.kvTransfer.extraConfig: has num_threads, which vLLM reads with "
+        "UCX alone, and backends has another; leave num_threads out",
         None,
     ),
     (

@@ -3,13 +3,13 @@
 Checked in the connectors of vLLM 0.32; `manifests.vllm_connectors` renders it.
 """
 
-import re
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
 from pdcluster_schema.quantities import Quantity
 from pdcluster_schema.section import Cel, Crd, Many, SpecSection, rule
+from pdcluster_schema.text import shortened
 from pdcluster_schema.values import Positive, Text
 
 NIXL: Final = "NixlConnector"
@@ -49,7 +49,9 @@ KV_LEASE_KEY: Final = "kv_lease_duration"
 LEAST_KV_LEASE_SECONDS: Final = 30
 """vLLM's default.  A decode worker may read a prompt's KV so long after its prefill."""
 
-_KEY = "[a-z][a-z0-9_]{0,62}"
+KNOWN_KEYS: Final = ("num_threads", KV_LEASE_KEY, "engine_ttl")
+"""Keys of NIXL whose numbers mean something here; vLLM ignores one that it does not know."""
+
 MAX_KEYS = 16
 
 
@@ -70,8 +72,11 @@ def _check_keys(values: dict[str, int]) -> dict[str, int]:
         if key in _OWNED_KEYS:
             reason, fix = _OWNED_KEYS[key]
             raise rule(f"{key} {reason}", fix)
-        if re.fullmatch(_KEY, key) is None:
-            raise rule(f"{key!r} is no key of NIXL", "use lower-case letters, digits and '_'")
+        if key not in KNOWN_KEYS:
+            raise rule(
+                f"{shortened(key, 60)} is no key of NIXL's that means something here",
+                f"use {', '.join(KNOWN_KEYS)}, or remove it",
+            )
     return values
 
 
@@ -140,16 +145,16 @@ class KvTransferSpec(SpecSection):
             AfterValidator(_check_keys),
             Crd(
                 Cel(
-                    f"self.all(key, key.matches('^{_KEY}$') && !(key in {list(_OWNED_KEYS)}))",
-                    "a key that PDCluster sets or cannot work with: remove it, and give "
+                    f"self.all(key, key in {list(KNOWN_KEYS)})",
+                    f"a key other than {', '.join(KNOWN_KEYS)}: remove it, and give "
                     "kvTransfer.backends for backends and kvTransfer.offload for connectors",
                 ),
             ),
         ]
         | None
     ) = None
-    """More numbers of NIXL's kv_connector_extra_config, such as num_threads; vLLM ignores keys that
-    it does not know.
+    """More numbers of NIXL's kv_connector_extra_config: num_threads (with UCX alone),
+    kv_lease_duration (at least 30) and engine_ttl.
     """
     offload: HostMemorySpec | None = None
 

@@ -195,6 +195,15 @@ class PDClusterSpec(SpecSection):
             if (problem := misfit(self.engine_of(name), role.pools)) is not None:
                 field, reason, fix = problem
                 raise rule(reason, fix, at=f"roles.{name}.{field}")
+        roles, place = self.roles.computing(), self.placement
+        has_groups = any(
+            self.pods_per_replica(name, pool) > 1 for name in roles for pool in roles[name].pools
+        )
+        if place is not None and not has_groups and (field := place.of_groups):
+            reason = f"is {getattr(place, field)}, for workers of several pods, and no pool has any"
+            raise rule(
+                reason, "leave it out, or give a pool podsPerReplica", at=f"placement.{field}"
+            )
         return self
 
     @model_validator(mode="after")

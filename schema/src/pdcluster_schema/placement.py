@@ -46,12 +46,26 @@ class PlacementSpec(SpecSection):
     queue: Annotated[Text, Field(max_length=253)] | None = None
     """Volcano's queue of those PodGroups; by default that of Volcano."""
 
+    @property
+    def of_groups(self) -> str:
+        """Field that decides something for workers of several pods alone; empty = none is given."""
+        if self.gang is not None:
+            return "gang"
+        return "mode" if self.mode == "Exclusive" else ""
+
     RULES = (
         Rule(
             cel="has(self.domainLabel) || has(self.minTransferGBps) || has(self.gang)",
             holds=lambda place: place.domain_label or place.gang or place.min_transfer_gbps,
             reason="says nothing",
             fix="give domainLabel, minTransferGBps or gang, or remove it",
+        ),
+        Rule(
+            cel="!has(self.mode) || self.mode == 'Preferred' || has(self.domainLabel)",
+            holds=lambda place: place.mode == "Preferred" or place.domain_label is not None,
+            reason="is for domainLabel, which is left out",
+            fix="give domainLabel, or leave mode out",
+            at="mode",
         ),
         Rule(
             cel="!has(self.queue) || (has(self.gang) && self.gang == 'Volcano')",

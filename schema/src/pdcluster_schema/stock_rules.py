@@ -12,6 +12,7 @@ from typing import Any, Final
 from pdcluster_schema.accelerators import NO_ACCELERATOR, Precision
 from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.engine_rules import engine_rule, given, pods_per_replica, value_or_default
+from pdcluster_schema.kv_transfer import KvTransferSpec
 from pdcluster_schema.quantities import number_of
 from pdcluster_schema.section import Rule
 from pdcluster_schema.sections import COMPUTING
@@ -81,6 +82,9 @@ def stock_fault(spec: Any) -> tuple[str, str, str] | None:
     engines = {role: spec.engine_of(role) for role in spec.roles.computing()}
     for role, engine in engines.items():
         declared = spec.roles.present()[role]
+        if _has_idle_threads(engine):
+            reason = "has num_threads, which vLLM reads with UCX alone, and backends has another"
+            return f"roles.{role}.engine.kvTransfer.extraConfig", reason, "leave num_threads out"
         fewest = min(pods_per_replica(engine, pool) for pool in declared.pools)
         offloaded = _offloaded(engine, fewest)
         whose = "" if fewest == 1 else f" in each of {fewest} pods"
@@ -105,6 +109,13 @@ def stock_fault(spec: Any) -> tuple[str, str, str] | None:
         if (fault := pair_fault(*arguments)) is not None:
             return "roles.decode.engine.args", *fault
     return None
+
+
+def _has_idle_threads(engine: EngineSpec) -> bool:
+    section = engine.kv_transfer or KvTransferSpec()
+    return "num_threads" in (section.extra_config or {}) and bool(
+        {*(section.backends or ())} - {"UCX"}
+    )
 
 
 def _fp4_fault(spec: Any) -> tuple[str, str, str] | None:

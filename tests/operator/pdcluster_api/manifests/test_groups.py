@@ -356,7 +356,8 @@ def test_all_pods_of_a_worker_are_scheduled_as_one(
         if each["kind"] == "StatefulSet"
     }
     assert found == {"mine"}
-    assert "PodGroup" not in {each["kind"] for each in render_workload(record_of(placed), 1, OWNER)}
+    single = render_workload(record_of(TWO, placed, role="prefill"), 1, OWNER)
+    assert "PodGroup" not in {each["kind"] for each in single}
 
 
 def test_a_users_template_reaches_both_kinds_of_pods() -> None:

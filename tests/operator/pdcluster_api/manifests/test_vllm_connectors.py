@@ -33,13 +33,13 @@ def test_a_section_without_fields_changes_nothing() -> None:
 
 
 def test_backends_and_numbers_are_nixl_s() -> None:
-    transfer = {"backends": ["LIBFABRIC"], "extraConfig": {"num_threads": 4}}
+    transfer = {"backends": ["LIBFABRIC"], "extraConfig": {"engine_ttl": 4}}
 
     assert config_of(ON_GPU, vllm(kvTransfer=transfer)) == {
         "kv_connector": "NixlConnector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "fail",
-        "kv_connector_extra_config": {"num_threads": 4, "backends": ["LIBFABRIC"]},
+        "kv_connector_extra_config": {"engine_ttl": 4, "backends": ["LIBFABRIC"]},
     }
 
 
