@@ -6,6 +6,7 @@ import pytest
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.generation.respond import cache_salt
+from pdcluster_worker.server.openai.own_front_end import OwnFrontEnd
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 SQL = {"lora_name": "sql", "lora_path": "team/sql"}
@@ -56,6 +57,20 @@ async def test_the_name_of_the_model_is_taken(rig, http):
     assert response.json()["error"]["message"] == (
         "lora_name: 'tiny' is the name of a model here: choose another one"
     )
+
+
+async def test_one_that_is_unloaded_while_its_prompt_is_read_is_unknown(rig):
+    class Unloading(OwnFrontEnd):
+        async def completion(self, *arguments):
+            rig.backend.adapters = {}
+            return await super().completion(*arguments)
+
+    rig.backend.adapters = {"sql": "f" * 64}
+    async with rig.client(front_end=Unloading()) as http:
+        response = await http.post("/v1/completions", json={"model": "sql", "prompt": [1, 2]})
+
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+    assert not rig.backend.calls
 
 
 async def test_the_fingerprint_goes_with_requests_and_into_their_salt(rig, http):

@@ -16,7 +16,7 @@ HELLO_SECONDS = 5.0
 SILENCE_SECONDS = 60.0  # the head is gone without a frame for that long: it pings every second
 
 
-VERSION = 15  # of the hello and of all messages: head and engine may be of different releases
+VERSION = 16  # of the hello and of all messages: head and engine may be of different releases
 _LENGTH_BYTES = 4
 
 

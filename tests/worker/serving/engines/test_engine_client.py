@@ -125,6 +125,15 @@ async def test_client_one_failed_request_fails_alone(client, wire):
     assert (await good.token()).token_id == 1
 
 
+async def test_client_request_of_an_adapter_that_has_gone_is_of_an_unknown_model(client, wire):
+    gone = client.open("gone")
+    wire.say(RequestFailed("gone", "it was unloaded", lacks_adapter=True))
+    with pytest.raises(RequestError, match="it was unloaded") as caught:
+        await gone.get()
+    error = caught.value
+    assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
+
+
 async def test_client_death_of_the_engine_fails_open_and_later_requests(client, wire):
     mailbox = client.open("r1")
     wire.say(EngineFailed("out of memory"))

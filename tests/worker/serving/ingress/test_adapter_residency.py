@@ -1,6 +1,6 @@
 """Requests of adapters that workers have loaded while they run go where those very weights are."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,6 +11,7 @@ from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.routing import RacingSpec
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.adapters import ResidentAdapters
+from pdcluster_worker.messages.engine import EngineInput, EngineOutput, RequestFailed, Submit
 from pdcluster_worker.messages.peers import Generated, Report, WorkerLoad, decode_report, encode
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
 from pdcluster_worker.serving.backend import RouterBackend, WorkerBackend
@@ -84,6 +85,39 @@ async def test_after_a_failure_it_goes_on_where_the_adapter_is(worker, engine):
 
         assert made[-1] == 5
         assert (lost.requested, other.requested) == (["r"], ["r~1"])
+
+
+def unloaded(message: EngineInput) -> Sequence[EngineOutput]:
+    """The answer of an engine here that has lost the adapter since."""
+    if not isinstance(message, Submit):
+        return ()
+    return [RequestFailed(message.spec.request_id, "gone", lacks_adapter=True)]
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+async def test_one_whose_adapter_is_unloaded_on_its_way_goes_to_another(worker, engine, is_here):
+    late = peer("a", HERE, RequestError("gone", status=404, code="model_not_found"))
+    other = peer("b", HERE)
+    other.load = msgspec.structs.replace(other.load, num_running=50)
+    if is_here:
+        load_here(worker, HERE)
+    ingress = make_ingress(worker, engine, *([other] if is_here else [late, other]))
+    engine.answer = unloaded
+
+    assert await tokens(ingress, spec()) == [5]
+    assert late.requested == ([] if is_here else ["r"])
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+async def test_one_whose_adapter_is_unloaded_everywhere_is_unknown(worker, engine, is_here):
+    late = peer("a", HERE, RequestError("gone", status=404, code="model_not_found"))
+    if is_here:
+        load_here(worker, HERE)
+    ingress = make_ingress(worker, engine, *([] if is_here else [late]))
+    engine.answer = unloaded
+    with pytest.raises(RequestError, match="gone") as refused:
+        await tokens(ingress, spec())
+    assert (refused.value.status, refused.value.code) == (404, "model_not_found")
 
 
 async def test_both_workers_of_a_race_have_it(worker):

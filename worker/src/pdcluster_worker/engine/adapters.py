@@ -14,7 +14,7 @@ from pdcluster_worker.messages.adapters import (
     ResidentAdapters,
     UnloadAdapter,
 )
-from pdcluster_worker.messages.engine import EngineOutput
+from pdcluster_worker.messages.engine import EngineOutput, RequestFailed
 
 
 @dataclass(slots=True)
@@ -30,22 +30,28 @@ class Adapters:
     _loading: dict[str, int] = field(default_factory=dict)  # number of the call, by name
     _leaving: dict[str, int] = field(default_factory=dict)  # likewise
 
-    def refusal(self, request: EngineRequest) -> str | None:
-        """Reason why a request of an adapter can never run."""
-        name = quoted(request.adapter)
+    def refusal(self, request: EngineRequest) -> RequestFailed | None:
+        """Of a request of an adapter that cannot run here."""
+        name, reason = quoted(request.adapter), None
+        if request.adapter_weights != self._weights.get(request.adapter, ""):
+            reason = (
+                f"adapter {name} was unloaded, or loaded with other weights, while the request was "
+                "on its way: send it again, or load the adapter again"
+            )
+            return RequestFailed(request.request_id, reason, lacks_adapter=True)
         if request.adapter not in self.declared and request.adapter not in self._weights:
             known = ", ".join(sorted({*self.declared, *self._weights})) or "none"
-            return (
+            reason = (
                 f"adapter {name} is not loaded here, which has {known}: give it in model.adapters"
             )
-        if request.adapter_weights != self._weights.get(request.adapter, ""):
-            return f"adapter {name} has other weights here by now: send the request again"
-        if not request.cache_salt:
-            return (
+        elif not request.cache_salt:
+            reason = (
                 f"adapter {name} has no cache_salt, without which its KV would be found for the "
                 "model: send the salt of its name"
             )
-        return None
+        if reason is None:
+            return None
+        return RequestFailed(request.request_id, reason, is_refusal=True)
 
     def handle(self, message: LoadAdapter | UnloadAdapter) -> list[EngineOutput]:
         """A refusal is answered at once, all else by `settle`."""

@@ -222,8 +222,7 @@ class EngineCore:
             self._end(request)
 
     def _prefill(self, spec: RequestSpec, target: TransferTarget) -> None:
-        request = self._accept(spec, num_more=0, target=target)
-        if request is None:
+        if (request := self._accept(spec, num_more=0, target=target)) is None:
             return
         # A request that ends at its first token, whatever that is, moves no KV.
         if not ends_by_length(request, self._settings.max_model_len, num_more=1):
@@ -231,8 +230,7 @@ class EngineCore:
         self._grammar_queue.enter(request)
 
     def _abort(self, request_id: str) -> None:
-        request = self._requests.get(request_id)
-        if request is not None:
+        if (request := self._requests.get(request_id)) is not None:
             logger.info("aborted request=%s status=%s", request_id, request.status.value)
             self._end(request)
 
@@ -244,8 +242,10 @@ class EngineCore:
             logger.warning("ignored a repeated request id request=%s", spec.request_id)
             return None
         request = EngineRequest.from_spec(spec, self._clock(), target)
-        reason = self._adapters.refusal(request) if request.adapter else None
-        reason = reason or refusal(request, self._settings, num_more)
+        if request.adapter and (failed := self._adapters.refusal(request)) is not None:
+            self._outbox.append(failed)
+            return None
+        reason = refusal(request, self._settings, num_more)
         if reason is None and target is not None and target.epoch in self._sender:
             reason = "target.epoch is in use by another request: every transfer needs a fresh one"
         if reason is not None:

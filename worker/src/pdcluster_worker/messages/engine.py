@@ -233,6 +233,7 @@ class RequestFailed(msgspec.Struct, frozen=True, tag=True):
     message: str
     is_refusal: bool = False  # it could never run here, by its own size, shape or settings
     param: str | None = None  # the part of its sampling that is at fault
+    lacks_adapter: bool = False  # its weights are no longer here, and may be at another worker
 
 
 class Preempted(msgspec.Struct, frozen=True, tag=True):

@@ -291,6 +291,7 @@ def respond(
     limit = tenant_policy(policy, tenant).max_concurrent_requests
     _check_count(request, len(prompts), limit, "be open of this API key (maxConcurrentRequests)")
     shared = policy.shared_prefix_cache
+    check_model(request.model, serving.backend, serving.others)  # its adapter may have gone since
     adapter = "" if request.model == serving.backend.model_name else request.model
     weights = serving.backend.adapters.get(adapter, "")
     specs = specs_for(

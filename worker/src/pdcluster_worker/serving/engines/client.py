@@ -45,6 +45,9 @@ ENGINE_STALLED = "engine_stalled"
 OUT_OF_BLOCKS = "out_of_blocks"
 """Code of the error of a request that its engine preempted again and again; it goes to peers."""
 
+MODEL_NOT_FOUND = "model_not_found"
+"""Code of the error of a request whose adapter its engine no longer has; it goes to peers."""
+
 RequestOutput = (
     Token
     | messages.ReceiveReady
@@ -78,6 +81,13 @@ class ShortOfBlocksError(RequestError):
     def __init__(self, num_preemptions: int) -> None:
         message = f"the request was preempted {num_preemptions} times, and another worker has room"
         super().__init__(message, status=503, code=OUT_OF_BLOCKS, retry_after_seconds=1)
+
+
+class AdapterGoneError(RequestError):
+    """An adapter was unloaded while its request was on the way; another worker may have it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=404, code=MODEL_NOT_FOUND, param="model")
 
 
 class RequestOutputs:
@@ -362,6 +372,8 @@ class EngineClient:
 
 
 def _request_error(failed: messages.RequestFailed) -> RequestError:
+    if failed.lacks_adapter:
+        return AdapterGoneError(failed.message)
     if failed.is_refusal:
         return RequestError(failed.message, param=failed.param)
     return RequestError(failed.message, status=500, code="engine_error")

@@ -21,7 +21,9 @@ from pdcluster_worker.routing.qos.load_shedding import PRIORITIES, aged
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.engines.client import (
     ENGINE_STALLED,
+    MODEL_NOT_FOUND,
     OUT_OF_BLOCKS,
+    AdapterGoneError,
     EngineDiedError,
     EngineStalledError,
     ShortOfBlocksError,
@@ -173,6 +175,8 @@ def reason_of(error: PeerError | RequestError) -> MigrationReason | None:
         return "draining"
     if isinstance(error, PeerError | EngineDiedError):
         return "lost"
+    if error.code == MODEL_NOT_FOUND:
+        return "lost"
     if error.status != _UNAVAILABLE:
         return None
     if error.code == ENGINE_STALLED:
@@ -188,7 +192,12 @@ _UNAVAILABLE = 503  # draining, full or its engine dead: another worker may well
 def is_engines(error: Exception) -> bool:
     """Return whether an engine of this worker is at fault, not the request itself."""
     return isinstance(
-        error, EngineDiedError | EngineStalledError | ShortOfBlocksError | UnmeetableDeadlineError
+        error,
+        EngineDiedError
+        | EngineStalledError
+        | ShortOfBlocksError
+        | AdapterGoneError
+        | UnmeetableDeadlineError,
     )
 
 
