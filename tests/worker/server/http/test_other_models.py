@@ -19,6 +19,7 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.http import handed_on
 from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdcluster_worker.server.http.handed_on import _is_going
+from pdcluster_worker.server.http.json_body import INLINE_BYTES
 from pdcluster_worker.server.http.other_models import _renamed
 from pdcluster_worker.server.http.run import HttpServer, serve
 from tests.ports import free_port
@@ -101,6 +102,36 @@ async def test_each_api_is_handed_on(
 
     assert (answer.status_code, answer.json().keys()) == (200, expected.json().keys())
     assert not large.backend.calls
+
+
+@pytest.mark.parametrize("size", [0, INLINE_BYTES])
+@pytest.mark.parametrize(
+    ("field", "encoding"),
+    [
+        *(("NaN", "utf-8"), ("1", "utf-8-sig"), ("1", "utf-16"), ("1", "utf-32")),
+        ('"\\ud800"', "utf-8"),
+    ],
+)
+async def test_a_body_that_the_own_model_takes_is_handed_on(
+    large: Rig, wire: httpx.AsyncClient, field: str, encoding: str, size: int
+) -> None:
+    sent = json.dumps(body("small", ignored=0)).replace('"ignored": 0', f'"ignored": {field}')
+    headers = {"content-type": "application/json"}
+
+    content = (sent + " " * size).encode(encoding)
+    answer = await wire.post(CHAT, content=content, headers=headers)
+
+    assert (answer.status_code, answer.json()["model"]) == (200, "small")
+    assert not large.backend.calls
+
+
+@pytest.mark.parametrize("wrong", [b"[]", b"{", b'{"model": []}', b'{"model": {}}', b"\xff\xff"])
+async def test_a_body_that_is_wrong_is_refused_here(
+    large: Rig, wire: httpx.AsyncClient, wrong: bytes
+) -> None:
+    answer = await wire.post(CHAT, content=wrong, headers={"content-type": "application/json"})
+
+    assert (answer.status_code, "x-pdcluster-model" in answer.headers) == (400, False)
 
 
 async def test_a_streamed_answer_comes_as_it_is_made(

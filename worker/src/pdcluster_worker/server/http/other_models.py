@@ -21,7 +21,7 @@ from pdcluster_worker.routing.qos.tenants import tenant_policy
 from pdcluster_worker.server.errors import reason
 from pdcluster_worker.server.http.disconnect import unless_disconnected
 from pdcluster_worker.server.http.handed_on import GET_SECONDS, HandedOn
-from pdcluster_worker.server.http.json_body import off_loop
+from pdcluster_worker.server.http.json_body import off_loop, parsed
 from pdcluster_worker.server.http.open_answers import OpenAnswers
 from pdcluster_worker.server.http.race import Race
 from pdcluster_worker.server.http.request_context import context_in
@@ -87,10 +87,10 @@ class OtherModels:
         if not self.addresses or context_in(request.scope).requested_model:
             return None
         try:
-            name = (await off_loop(len(request.body), _named, request.body)).model
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            name = await off_loop(len(request.body), _model_of, request.body)
+        except (ValueError, RecursionError, RequestError):
             return None  # what is wrong with it is said where it is checked
-        return name if name in self.addresses else None
+        return name if isinstance(name, str) and name in self.addresses else None
 
     async def answer(self, name: str, request: OpenRequest) -> None:
         """Raises RequestError where its cluster cannot be reached."""
@@ -259,6 +259,15 @@ def _note_losers(race: Race) -> None:
         elif end is not None:
             why = type(end).__name__
         add_event("race_lost", by=_ENTRANTS[index], reason=why, message=message)
+
+
+def _model_of(body: bytes) -> Any:
+    """Raises as `parsed`."""
+    try:
+        return _named(body).model
+    except (ValueError, RecursionError):
+        fields = parsed(body)  # it takes more, as NaN and UTF-16
+        return fields.get("model") if isinstance(fields, dict) else None
 
 
 def _renamed(
