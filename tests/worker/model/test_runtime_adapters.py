@@ -95,6 +95,13 @@ def test_a_folder_outside_is_not_read(adapters, root, path):
     )
 
 
+@pytest.mark.parametrize("path", ["a" * 300, "a/" * 2047])
+def test_a_path_that_is_too_long_is_refused(adapters, root, path):
+    message = refusal(adapters, path)
+    assert f"...: File name too long: give a folder below {root} that the worker may" in message
+    assert len(message) < 600
+
+
 @pytest.mark.parametrize("linked", ["folder", WEIGHTS, "adapter_config.json"])
 def test_a_link_that_leads_outside_is_not_followed(adapters, root, tmp_path, tiny_folder, linked):
     outside = make_adapter(tiny_folder("llama"), tmp_path / "sql")

@@ -12,6 +12,7 @@ from queue import SimpleQueue
 
 import torch
 
+from pdcluster_schema.text import shortened
 from pdcluster_worker.config.worker import RuntimeAdaptersConfig
 from pdcluster_worker.engine.ports import LoadedAdapter
 from pdcluster_worker.errors import ModelError, RequestError
@@ -115,6 +116,12 @@ class RuntimeAdapters:
             return e
         except ModelError as e:
             return RequestError(str(e), param=_PATH)
+        except OSError as e:
+            message = f"adapter {name} cannot be read from {shortened(path, 200)}: {e.strerror}"
+            return RequestError(
+                f"{message}: give a folder below {self._settings.path} that the worker may read",
+                param=_PATH,
+            )
         except Exception as e:
             logger.exception("adapter failed name=%s", name)
             message = f"adapter {name} cannot be loaded: {type(e).__name__}: {e}"
