@@ -202,14 +202,15 @@ def test_files_of_workers_that_have_not_run_for_a_day_are_removed(opened):
     assert all(tier.path.exists() for tier in (kept, locked, fresh))
 
 
-def test_a_file_that_another_engine_of_the_worker_may_take_is_never_removed(opened):
+def test_a_file_that_another_engine_of_the_worker_may_take_is_kept_for_a_week(opened):
     """It begins after this one, and both have slept for long."""
-    own, other = opened(), opened()
-    for tier in (own, other):
-        os.utime(tier.path, (0, time.time() - disk.UNUSED_SECONDS - 1))
+    own, other, third = opened(), opened(), opened()
+    for tier, seconds in ((own, -3600), (other, -3600), (third, 1)):
+        os.utime(tier.path, (0, time.time() - 7 * 86400 - seconds))
         end(tier)
     assert [opened().path, opened().path] == [own.path, other.path]
     assert other.path.exists()
+    assert not third.path.exists()
 
 
 def test_a_file_that_is_removed_while_it_is_opened_is_not_taken(opened, monkeypatch):

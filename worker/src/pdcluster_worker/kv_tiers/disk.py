@@ -17,7 +17,7 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,6 +32,9 @@ MOST_FILES = 64
 
 UNUSED_SECONDS = 86400.0
 """A file that no engine has, and none has written to for so long, is removed."""
+
+KEPT_SECONDS = 7 * UNUSED_SECONDS
+"""The same of one that an engine that begins later may take."""
 
 _MAGIC, _SLOT_MAGIC = b"PDC-KV\0\0", b"kvblock\0"
 _HEADER = struct.Struct("<8sI32sQ")  # magic, format, fingerprint, slot size
@@ -152,8 +155,10 @@ def _open_file(name: str, folder: Path, header: bytes) -> tuple[int, Path]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in (*filter(lambda path: _begins_with(path, header), paths), *paths):
             if (descriptor := _lock(path, os.O_CREAT)) is not None:
-                others = (each for each in paths if each != path)
-                _remove_unused(each for each in others if not _begins_with(each, header))
+                for each in paths:
+                    if each != path:
+                        is_kept = _begins_with(each, header)
+                        _remove_unused(each, KEPT_SECONDS if is_kept else UNUSED_SECONDS)
                 return descriptor, path
     except OSError as e:
         raise ModelError(
@@ -187,19 +192,17 @@ def _lock(path: Path, flags: int = 0) -> int | None:
     return None
 
 
-def _remove_unused(paths: Iterable[Path]) -> None:
-    """Files of engines that have not run for long."""
-    before = time.time() - UNUSED_SECONDS
-    for path in paths:
-        with suppress(OSError):
-            if not path.is_file() or path.stat().st_mtime > before:
-                continue
-            if (descriptor := _lock(path)) is None:
-                continue
-            if os.fstat(descriptor).st_mtime <= before:
-                path.unlink()
-                logger.info("removed %s: no engine has written to it for a day", path)
-            os.close(descriptor)
+def _remove_unused(path: Path, seconds: float) -> None:
+    before = time.time() - seconds
+    with suppress(OSError):
+        if not path.is_file() or path.stat().st_mtime > before:
+            return
+        if (descriptor := _lock(path)) is None:
+            return
+        if os.fstat(descriptor).st_mtime <= before:
+            path.unlink()
+            logger.info("removed %s: no engine has written to it for %.0f s", path, seconds)
+        os.close(descriptor)
 
 
 def _write(descriptor: int, data: bytes | memoryview, start: int) -> None:
