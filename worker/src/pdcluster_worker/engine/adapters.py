@@ -31,7 +31,7 @@ class Adapters:
     _leaving: dict[str, int] = field(default_factory=dict)  # likewise
 
     def refusal(self, request: EngineRequest) -> RequestFailed | None:
-        """Of a request of an adapter that cannot run here."""
+        """Reason why a request of an adapter cannot run here."""
         name, reason = quoted(request.adapter), None
         if request.adapter_weights != self._weights.get(request.adapter, ""):
             reason = (

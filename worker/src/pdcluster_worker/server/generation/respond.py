@@ -291,8 +291,9 @@ def respond(
     limit = tenant_policy(policy, tenant).max_concurrent_requests
     _check_count(request, len(prompts), limit, "be open of this API key (maxConcurrentRequests)")
     shared = policy.shared_prefix_cache
-    check_model(request.model, serving.backend, serving.others)  # its adapter may have gone since
     adapter = "" if request.model == serving.backend.model_name else request.model
+    if adapter:  # it may have gone since
+        check_model(adapter, serving.backend, serving.others)
     weights = serving.backend.adapters.get(adapter, "")
     specs = specs_for(
         request,
@@ -315,11 +316,7 @@ def respond(
     )
     logger.info(
         "accepted request=%s label=%r prompts=%d prompt_tokens=%d n=%d",
-        response_id,
-        context.label,
-        len(prompts),
-        sum(map(len, prompts)),
-        request.n or 1,
+        *(response_id, context.label, len(prompts), sum(map(len, prompts)), request.n or 1),
     )
     extension, rules = request.pdcluster or Extension(), prepared.rules
     if rules.constraint_param is not None:
