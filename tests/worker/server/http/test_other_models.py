@@ -18,7 +18,7 @@ from pdcluster_schema.routing import RacingSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.http import handed_on
 from pdcluster_worker.server.http.api_keys import ApiKeys
-from pdcluster_worker.server.http.handed_on import _is_going
+from pdcluster_worker.server.http.handed_on import HandedOn, _is_going
 from pdcluster_worker.server.http.json_body import INLINE_BYTES
 from pdcluster_worker.server.http.other_models import _renamed
 from pdcluster_worker.server.http.run import HttpServer, serve
@@ -239,6 +239,22 @@ async def test_a_smaller_model_that_answers_nothing_leaves_the_refusal(
     answer = await asyncio.wait_for(wire.post(CHAT, json=body("tiny", priority="low")), 10)
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_full")
+
+
+async def test_a_cluster_that_answered_nothing_holds_no_later_refusal(
+    rig: Rig, wire: httpx.AsyncClient, mute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving(rig, small=mute).backend.error = FULL
+    impatient(rig, monkeypatch)
+    assert (await wire.post(CHAT, json=body("small"))).status_code == 504
+    monkeypatch.setattr(HandedOn, "open", None)  # it is not called
+
+    refused = await wire.post(CHAT, json=body("tiny", priority="low"))
+    named = await wire.post(CHAT, json=body("small"))
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
+    assert (named.status_code, named.json()["error"]["code"]) == (504, "model_unavailable")
+    assert f"{mute} answers nothing: not an earlier request" in named.json()["error"]["message"]
 
 
 async def test_an_answer_that_takes_long_is_waited_for_while_its_cluster_lives(

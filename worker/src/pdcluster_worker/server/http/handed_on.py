@@ -29,6 +29,7 @@ from pdcluster_worker.tracing.request_trace import add_event
 MODEL_HEADER = "x-pdcluster-model"
 """Header of an answer: the model of another cluster that has made it."""
 
+MUTE_STATUS = 504  # of a cluster that takes connections and answers nothing
 MAX_ATTEMPTS = 3  # until a worker there takes the request
 CONNECT_SECONDS = 2.0
 WRITE_SECONDS = 30.0
@@ -166,17 +167,16 @@ class HandedOn:
                 finally:
                     watch.cancel()
         except TimeoutError as e:
-            why = f"not the request for {self.stall_seconds:g} s, nor /health"
-            raise self._unavailable(f"{self.address} answers nothing: {why}", 504) from e
+            raise self.mute(f"not the request for {self.stall_seconds:g} s, nor /health") from e
 
     async def _end_if_mute(self, limit: asyncio.Timeout) -> None:
         while True:
             await asyncio.sleep(self.stall_seconds)
-            if await self._is_mute():
+            if await self.is_mute():
                 limit.reschedule(0)
                 return
 
-    async def _is_mute(self) -> bool:
+    async def is_mute(self) -> bool:
         """True if each of some connections is taken, and no answer comes on any."""
         probe = replace(self, path="/health", body=b"")
         for _ in range(MAX_ATTEMPTS):
@@ -224,6 +224,9 @@ class HandedOn:
     def _answer_headers(self, response: httpx2.Response) -> dict[str, str]:
         kept = {k: v for k, v in response.headers.items() if k.lower() not in _KEPT_BACK}
         return {**kept, MODEL_HEADER: header_of(self.name)}
+
+    def mute(self, what: str) -> RequestError:
+        return self._unavailable(f"{self.address} answers nothing: {what}", MUTE_STATUS)
 
     def _unavailable(self, why: str, status: int = 503) -> RequestError:
         return RequestError(

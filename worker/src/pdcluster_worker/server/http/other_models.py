@@ -22,6 +22,7 @@ from pdcluster_worker.server.errors import reason
 from pdcluster_worker.server.http.disconnect import unless_disconnected
 from pdcluster_worker.server.http.handed_on import GET_SECONDS, HandedOn
 from pdcluster_worker.server.http.json_body import off_loop, parsed
+from pdcluster_worker.server.http.mute_clusters import MuteClusters
 from pdcluster_worker.server.http.open_answers import OpenAnswers
 from pdcluster_worker.server.http.race import Race
 from pdcluster_worker.server.http.request_context import context_in
@@ -77,6 +78,7 @@ class OtherModels:
         self._metrics = metrics
         self._open_answers = open_answers
         self._budget = HedgeBudget()
+        self._mute = MuteClusters()
 
     @property
     def addresses(self) -> Mapping[str, str]:
@@ -208,9 +210,10 @@ class OtherModels:
     ) -> bool:
         outcome = "unavailable"
         try:
-            is_taken = await call.answer(
-                *(request.scope, request.send, self._open_answers.interruptible, takes)
-            )
+            async with self._mute.noted(call):
+                is_taken = await call.answer(
+                    *(request.scope, request.send, self._open_answers.interruptible, takes)
+                )
             outcome = "answered" if is_taken else "refused"
             return is_taken
         except asyncio.CancelledError:
