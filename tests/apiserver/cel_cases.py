@@ -561,6 +561,12 @@ ACCEPTED: list[Change] = [
     both(only("mixed"), at("spec.placement", {"domainLabel": "rack", "minTransferGBps": None})),
     both(only("mixed"), pools_in_all("mixed", 16)),
     at("spec.engine.kvCacheMemory", "1k"),
+    both(
+        at("spec.model.runtimeAdapters", {"path": "/lora", "memory": "100Gi"}),
+        *(at(f"spec.roles.{role}.pools.0.gpu", "H100") for role in ("prefill", "decode")),
+        at("spec.roles.decode.engine.kvTiers", [{"type": "host", "size": "32Gi"}]),
+        at("spec.roles.decode.resources.limits", {"memory": "33Gi"}),
+    ),
     at("spec.service.cors", {"allowedOrigins": ["https://a.example"], "allowCredentials": True}),
     at(
         "spec.service.cors",
@@ -570,6 +576,7 @@ ACCEPTED: list[Change] = [
     both(
         at("spec.service.models", [{"name": "a", "cluster": "b"}]),
         at("spec.qos.degradation.smallerModel", {"name": "a"}),
+        at("spec.routing.racing", {"models": True}),
     ),
     both(
         at("spec.service.models", [{"name": "a", "cluster": "b", "port": 80}]),

@@ -25,10 +25,14 @@ def list_cases(place: str, base: Change) -> list[Case]:
         case([HOST, DISK], [DISK, HOST]),
         case([DISK], [{"type": "disk", "size": "2Gi"}]),
         case([DISK], [{**DISK, "path": "kv"}]),
+        case([{**DISK, "path": "/tmp/.kv-1/a_b..c"}], [{**DISK, "path": "/kv/.."}]),
+        case([{**DISK, "path": "/model/kv"}], [{**DISK, "path": "/models/kv"}]),
+        case([{**DISK, "path": "/opt/kv"}], [{**DISK, "path": "/opt"}]),
         case([HOST], [{**HOST, "size": "0"}]),
         case([HOST], [{**HOST, "path": "/kv"}]),
         case([HOST, SHARED], [SHARED]),
         case([HOST, DISK, SHARED], [HOST, SHARED, DISK]),
+        case([HOST, DISK, SHARED], [HOST, DISK, {**SHARED, "path": "/kv"}]),
         case([HOST, SHARED], [HOST, {"type": "shared", "size": "2Gi"}]),
         case([HOST, SERVER], [HOST, {**SERVER, "url": "redis://me:secret@kv"}]),
         case(
@@ -52,7 +56,9 @@ def role_cases(role: str, only: Change) -> list[Case]:
         field, tiers = f"{own}.engine", {"kvTiers": [HOST]}
         return both(base, at(field, tiers | right)), both(base, at(field, tiers | wrong))
 
+    tiered = both(only, at("spec.engine", {"kvTiers": [HOST], "prefixCaching": True}))
     return [
+        case(tiered, {"kvTiers": [], "prefixCaching": False}, {"prefixCaching": False}),
         case(only, {"prefixCaching": True}, {"prefixCaching": False}),
         case(on_gpu, {}, {"pipelineParallelSize": 2}),
     ]

@@ -114,6 +114,10 @@ STOCK_CASES: list[Case] = [
     (ALLOWED, both(vllm(), ALLOWED)),
     (ALLOWED, both(ALLOWED, at("spec.model.runtimeAdapters.path", "lora"))),
     (ALLOWED, both(ALLOWED, at("spec.model.runtimeAdapters.memory", "0"))),
+    (
+        both(ALLOWED, at("spec.model.runtimeAdapters.path", "/...//.a/..b/a.b/")),
+        both(ALLOWED, at("spec.model.runtimeAdapters.path", "/lora/../..")),
+    ),
     *(
         (ALLOWED, both(ALLOWED, at(f"spec.{place}.{size}", 2)))
         for place in ("engine", "roles.prefill.engine")

@@ -928,11 +928,18 @@ BAD = [
     *(
         wrong("spec.engine", {"kvTiers": given}, message, fault_at=f"spec.engine.kvTiers{place}")
         for given, place, message in (
-            ([], "", "must be host, disk and shared in this order, each once at most, and"),
             (
                 [{"type": "shared", "size": 1, "path": "/kv"}],
                 "",
                 "must be host, disk and shared in",
+            ),
+            (
+                [
+                    HOST_TIER,
+                    *({"type": kind, "size": 1, "path": "/kv"} for kind in ("disk", "shared")),
+                ],
+                "",
+                "must each have a folder of their own, since a disk tier is one worker's alone;",
             ),
             (
                 [{"type": "host"}],
@@ -1003,8 +1010,27 @@ BAD = [
     ),
     InvalidObject(
         at("spec.engine.kvTiers", [{"type": "disk", "size": 1, "path": "kv"}]),
-        "spec.engine.kvTiers[0].path: 'kv' is no absolute path of a folder; begin it with /, and",
+        "spec.engine.kvTiers[0].path: 'kv' is no absolute path of a folder; write it like /mnt/kv,",
         "spec.engine.kvTiers[0].path",
+    ),
+    *(
+        wrong(
+            "spec.engine",
+            {"kvTiers": [{"type": "disk", "size": 1, "path": path}]},
+            f"'{path}' {reason}",
+            fault_at="spec.engine.kvTiers[0].path",
+        )
+        for paths, reason in (
+            (
+                *(("/", "//", "/kv/../etc", "/kv/.", "/kv//1", "/kv/"),),
+                "is no absolute path of a folder; write it like /mnt/kv, with letters, digits",
+            ),
+            (
+                *(("/tmp", "/models", "/models/kv", "/etc", "/etc/pdcluster/tls", "/dev/shm"),),
+                "is a folder that a worker's pod has for itself; give one of its own, like /mnt/kv",
+            ),
+        )
+        for path in paths
     ),
     InvalidObject(
         at(
@@ -1036,8 +1062,40 @@ BAD = [
             at("spec.roles.decode.engine.kvTiers", [{"type": "host", "size": "64Gi"}]),
             at("spec.roles.decode.resources.limits", {"memory": "64Gi"}),
         ),
-        "spec.roles.decode.resources.limits.memory: must be more than the 68719476736 bytes of",
+        "spec.roles.decode.resources.limits.memory: must be more than the 68719476736 bytes of "
+        "engine.kvTiers and the 1073741824 bytes of engine.kvCacheMemory, not 64Gi; raise it, or",
         None,
+    ),
+    InvalidObject(
+        both(
+            at("spec.model.runtimeAdapters", {"path": "/lora", "memory": "4Gi"}),
+            at("spec.roles.prefill.resources.requests", {"memory": "4Gi"}),
+        ),
+        "spec.roles.prefill.resources.requests.memory: must be more than the 4294967296 bytes of "
+        "model.runtimeAdapters.memory and the 1073741824 bytes of engine.kvCacheMemory, not 4Gi;",
+        None,
+    ),
+    InvalidObject(
+        both(
+            at("spec.roles.decode.pools.0.gpu", "H100"),
+            at("spec.roles.decode.engine.kvTiers", [{"type": "host", "size": "33Gi"}]),
+            at("spec.roles.decode.resources.limits", {"memory": "64Gi"}),
+        ),
+        "spec.roles.decode.resources.limits.memory: must be more than the 68719476736 bytes of "
+        "engine.kvTiers, pinned, not 64Gi; raise it, or lower one of those",
+        None,
+    ),
+    wrong(
+        "spec.routing",
+        {"racing": {"models": True}},
+        "is for a race on one of service.models, which has none; name models there, or leave it",
+        fault_at="spec.routing.racing.models",
+    ),
+    wrong(
+        "spec.model",
+        {"path": "/m", "name": "m", "runtimeAdapters": {"path": "../..", "memory": "1Gi"}},
+        "'../..' is not a path without . and ..; write it without them, like /models/lora",
+        fault_at="spec.model.runtimeAdapters.path",
     ),
     wrong("spec.engine", None, "is empty; give it a value or remove the key", field=None),
     wrong(

@@ -235,7 +235,8 @@ class EngineSpec(SpecSection):
     """KV blocks of one worker; by default as many as kvCacheMemory, or deviceMemoryShare, holds."""
     kv_tiers: KvTiers | None = None
     """Memory below the KV blocks, for prefixes that leave them: host memory, a local disk, and a
-    directory that workers share, in this order (docs/kv-blocks.md). By default there is none.
+    directory that workers share, in this order (docs/kv-blocks.md); an empty list leaves a role
+    without those of spec.engine. By default there is none.
     """
     threads: Annotated[int, Field(ge=0, le=MAX_THREADS)] = 0
     """CPU threads of the model; 0 = from the CPU limit; under pdctl up a share of the machine and

@@ -9,8 +9,8 @@ from pdcluster_schema.kv_tiers import host_bytes
 from pdcluster_schema.quantities import number_of
 from pdcluster_schema.section import Rule
 
-# two lists of sections are of two types, which `or` does not take
-_NONE = "!(role.?engine.?kvTiers.hasValue() || self.?engine.?kvTiers.hasValue())"
+_SIZE = "?engine.?kvTiers.optMap(tiers, size(tiers))"
+_NONE = f"role.{_SIZE}.or(self.{_SIZE}).orValue(0) == 0"
 
 
 def kv_tier_rules(role: str) -> Iterator[Rule]:
@@ -38,25 +38,40 @@ def kv_tier_rules(role: str) -> Iterator[Rule]:
     )
 
 
-def kv_tiers_fault(spec: Any) -> tuple[str, str, str] | None:
-    """(place, reason, fix) of a host tier that the memory of its pods does not hold.
+def memory_fault(spec: Any) -> tuple[str, str, str] | None:
+    """(place, reason, fix) of a host tier, or adapters, that the memory of a role's pods does not
+    hold.
 
     The API server cannot add up quantities.
     """
     for role, declared in spec.roles.computing().items():
-        engine = spec.engine_of(role)
-        held = host_bytes(engine.kv_tiers)
-        on_cpu = any(not engine.computes_on(pool.gpu) for pool in declared.pools)
-        blocks = engine.kv_cache_memory if on_cpu and engine.num_blocks is None else 0
+        engine, adapters = spec.engine_of(role), spec.model.runtime_adapters
+        devices = {engine.computes_on(pool.gpu) for pool in declared.pools}
+        held = dict([_host_tier(engine, is_pinned=True in devices)])
+        if False in devices:
+            held["model.runtimeAdapters.memory"] = 0 if adapters is None else adapters.memory
+        if not any(held.values()):
+            continue
+        if False in devices and engine.num_blocks is None:
+            held["engine.kvCacheMemory"] = engine.kv_cache_memory
         for kind, amounts in _amounts(declared):
-            if held and amounts is not None and number_of(amounts) <= held + blocks:
-                more = f" and {blocks} of engine.kvCacheMemory" if blocks else ""
+            if amounts is not None and number_of(amounts) <= sum(held.values()):
+                parts = [f"the {size} bytes of {name}" for name, size in held.items() if size]
                 return (
                     f"roles.{role}.resources.{kind}.memory",
-                    f"must be more than the {held} bytes of engine.kvTiers{more}, not {amounts}",
-                    "raise it, or lower the size of the host tier",
+                    f"must be more than {' and '.join(parts)}, not {amounts}",
+                    "raise it, or lower one of those",
                 )
     return None
+
+
+def _host_tier(engine: Any, *, is_pinned: bool) -> tuple[str, int]:
+    """Name and bytes of the host tier."""
+    held, engines = host_bytes(engine.kv_tiers), engine.data_parallel_size
+    if not held or not is_pinned:
+        return "engine.kvTiers", held
+    # torch rounds pinned memory up to a power of two
+    return "engine.kvTiers, pinned", engines << (max(1, held // engines) - 1).bit_length()
 
 
 def kv_dtype_fault(spec: Any) -> tuple[str, str, str] | None:

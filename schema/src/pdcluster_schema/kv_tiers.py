@@ -13,12 +13,20 @@ HOST: Final = "host"
 DISK: Final = "disk"
 SHARED: Final = "shared"
 
-_PATH = "/[-A-Za-z0-9._/]+"
+_PATH = "(/[.]*[-A-Za-z0-9_][-A-Za-z0-9._]*)+"
 _NO_FOLDER = "is no absolute path of a folder"
-_ABSOLUTE = "begin it with /, and use letters, digits, '-', '.', '_' and '/'"
-_ORDERS = ([HOST], [DISK], [HOST, DISK], [HOST, SHARED], [HOST, DISK, SHARED])
+_ABSOLUTE = "write it like /mnt/kv, with letters, digits, '-', '.' and '_', and neither .. nor //"
+# Mounts of a worker's pod, its program and system, each with what is below; and folders that hold
+# some of these, or files of other programs.
+_NEEDED = "/(adapters|bin|etc/pdcluster|lib|lib64|models|opt/app|opt/venv|proc|sbin|sys|usr)(/.*)?"
+_HOLDING = "/(dev|dev/shm|etc|opt|run|tmp|var)"
+_OF_POD = "is a folder that a worker's pod has for itself"
+_OWN = "give one of its own, like /mnt/kv"
+_ORDERS = ([], [HOST], [DISK], [HOST, DISK], [HOST, SHARED], [HOST, DISK, SHARED])
 _ORDER = "must be host, disk and shared in this order, each once at most, and shared after a host"
 _FIX = "leave the list or a tier out, or change their order"
+_SHARED_PATH = "must each have a folder of their own, since a disk tier is one worker's alone"
+_PATH_FIX = "give disk and shared different paths"
 
 _PORT = (
     "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"  # 65535
@@ -48,6 +56,8 @@ Url = Annotated[
 def _check_path(path: str) -> str:
     if re.fullmatch(_PATH, path) is None:
         raise rule(f"{path!r} {_NO_FOLDER}", _ABSOLUTE)
+    if re.fullmatch(f"{_NEEDED}|{_HOLDING}", path) is not None:
+        raise rule(f"{path!r} {_OF_POD}", _OWN)
     return path
 
 
@@ -55,7 +65,10 @@ Path = Annotated[
     Text,
     Field(max_length=253),
     AfterValidator(_check_path),
-    Crd(Cel(f"self.matches('^{_PATH}$')", f"{_NO_FOLDER}: {_ABSOLUTE}")),
+    Crd(
+        Cel(f"self.matches('^{_PATH}$')", f"{_NO_FOLDER}: {_ABSOLUTE}"),
+        Cel(f"!self.matches('^({_NEEDED}|{_HOLDING})$')", f"{_OF_POD}: {_OWN}"),
+    ),
 ]
 
 
@@ -122,13 +135,16 @@ class KvTierSpec(SpecSection):
 
 def _is_order(types: list[str]) -> str:
     """CEL for tiers of these types."""
-    each = (f"self[{number}].type == '{name}'" for number, name in enumerate(types))
-    return f"(size(self) == {len(types)} && {' && '.join(each)})"
+    each = [f"self[{number}].type == '{name}'" for number, name in enumerate(types)]
+    return f"({' && '.join([f'size(self) == {len(types)}', *each])})"
 
 
-def _check_order(tiers: tuple[KvTierSpec, ...]) -> tuple[KvTierSpec, ...]:
+def _check_list(tiers: tuple[KvTierSpec, ...]) -> tuple[KvTierSpec, ...]:
     if [tier.type for tier in tiers] not in _ORDERS:
         raise rule(_ORDER, _FIX)
+    paths = [tier.path for tier in tiers if tier.path is not None]
+    if len(set(paths)) < len(paths):
+        raise rule(_SHARED_PATH, _PATH_FIX)
     return tiers
 
 
@@ -136,12 +152,16 @@ KvTiers = Annotated[
     tuple[KvTierSpec, ...],
     Many,
     Field(max_length=3),
-    AfterValidator(_check_order),
+    AfterValidator(_check_list),
     Crd(
         Cel(
             " || ".join(map(_is_order, _ORDERS)),
             f"{_ORDER}: {_FIX}",
-        )
+        ),
+        Cel(
+            "self.all(a, !has(a.path) || self.exists_one(b, has(b.path) && b.path == a.path))",
+            f"{_SHARED_PATH}: {_PATH_FIX}",
+        ),
     ),
 ]
 

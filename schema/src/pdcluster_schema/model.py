@@ -18,6 +18,10 @@ FLAG_OF_PARSER = {
 """Fields of our own front end, and the flag of a stock engine that does what each of them does."""
 
 
+_SEGMENT = "([^/.][^/]*|[.][^/.][^/]*|[.][.][^/]+)?"
+"""Name of a path's folder that is neither . nor .., or none at all."""
+
+
 def _unused(field: str, flag: str) -> Rule:
     """A field that has no effect beside an engine's own front end; the API server sets defaults."""
     name = to_snake(field)
@@ -92,7 +96,15 @@ class AdapterSpec(SpecSection):
 class RuntimeAdaptersSpec(SpecSection):
     """LoRA adapters that clients load while workers run."""
 
-    path: Annotated[Text, Field(max_length=4096)]
+    path: Annotated[
+        Text,
+        Field(max_length=4096),
+        spelled(
+            f"{_SEGMENT}(/{_SEGMENT})*",
+            "a path without . and ..",
+            "write it without them, like /models/lora",
+        ),
+    ]
     """Folder below which they lie, an absolute path in the image or on a volume of podTemplate, or
     with pvc a path below the volume's root; no other folder is read.
     """

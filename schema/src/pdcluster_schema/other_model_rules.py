@@ -23,6 +23,14 @@ def other_model_rules() -> Iterator[Rule]:
         at="qos.degradation.smallerModel.name",
     )
     yield Rule(
+        cel="!self.?routing.?racing.?models.orValue(false) || has(self.service) && "
+        "has(self.service.models) && size(self.service.models) > 0",
+        holds=lambda spec: not spec.routing.racing.models or bool(spec.service.models),
+        reason="is for a race on one of service.models, which has none",
+        fix="name models there, or leave it out",
+        at="routing.racing.models",
+    )
+    yield Rule(
         cel=f"!{smaller}.?url.hasValue() || {_EACH}(m, "
         "m.name != self.qos.degradation.smallerModel.name)",
         holds=lambda spec: (

@@ -18,7 +18,7 @@ from pdcluster_schema.engine_rules import (
     pods_per_replica,
     startup_rule,
 )
-from pdcluster_schema.kv_tier_rules import kv_dtype_fault, kv_tiers_fault
+from pdcluster_schema.kv_tier_rules import kv_dtype_fault, memory_fault
 from pdcluster_schema.model import ImageSpec, ModelSpec
 from pdcluster_schema.placement import PlacementSpec
 from pdcluster_schema.qos import QosSpec
@@ -162,7 +162,7 @@ class PDClusterSpec(SpecSection):
         fault = (
             stock_fault(self)
             if self.engine.is_stock
-            else kv_tiers_fault(self) or kv_dtype_fault(self)
+            else memory_fault(self) or kv_dtype_fault(self)
         )
         if fault is not None:
             place, reason, fix = fault

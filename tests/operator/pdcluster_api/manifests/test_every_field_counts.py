@@ -130,6 +130,7 @@ BEFORE: dict[str, Change] = {  # what is there before a field, or the fields of 
     "discovery.etcd.replicas": STORED,
     "discovery.etcd.storage": STORED,
     "service.endpointPicker": PICKED,
+    "routing.racing.models": MODELS,
     "placement": PLACED,
 }
 

@@ -187,7 +187,7 @@ class EngineConfig(Section, frozen=True):
 
     def _check_tiers(self) -> None:
         types = [tier.type for tier in self.kv_tiers or ()]
-        if self.kv_tiers is not None and types not in KV_TIER_ORDERS:
+        if types and types not in KV_TIER_ORDERS:
             raise ValueError(
                 "kvTiers must be host, disk and shared in that order, each once at most, and "
                 "shared with a host: leave the list or a tier out, or change their order"
