@@ -22,7 +22,14 @@ _NEEDED = "/(adapters|bin|etc/pdcluster|lib|lib64|models|opt/app|opt/venv|proc|s
 _HOLDING = "/(dev|dev/shm|etc|opt|run|tmp|var)"
 _OF_POD = "is a folder that a worker's pod has for itself"
 _OWN = "give one of its own, like /mnt/kv"
-_ORDERS = ([], [HOST], [DISK], [HOST, DISK], [HOST, SHARED], [HOST, DISK, SHARED])
+_ORDERS: tuple[list[str], ...] = (
+    [],
+    [HOST],
+    [DISK],
+    [HOST, DISK],
+    [HOST, SHARED],
+    [HOST, DISK, SHARED],
+)
 _ORDER = "must be host, disk and shared in this order, each once at most, and shared after a host"
 _FIX = "leave the list or a tier out, or change their order"
 _SHARED_PATH = "must each have a folder of their own, since a disk tier is one worker's alone"
