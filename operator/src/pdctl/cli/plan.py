@@ -243,7 +243,7 @@ def plan_command(
     price: slo_options.Price = None,
     trace: slo_options.Trace = None,
     rate_percentile: slo_options.RatePercentile = None,
-    trace_block_tokens: slo_options.TraceBlockTokens = 512,
+    trace_block_tokens: slo_options.TraceBlockTokens = slo_options.BLOCK_TOKENS,
     engine: Annotated[slo_options.Engine, typer.Option(help="with --slo")] = "vllm",
     out: slo_options.Out = None,
     plot: Plot = None,

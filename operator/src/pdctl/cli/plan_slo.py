@@ -4,7 +4,7 @@ import difflib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -39,6 +39,9 @@ from pdctl.sizing.workload import TraceWorkload, read_workload
 
 _MAX_GPUS = 1024
 _MAX_BLOCK_TOKENS = 1 << 20
+_MAX_SECONDS = 604800.0  # of an objective, as in autoscale.objective
+BLOCK_TOKENS = 512
+_DEFAULTS = {"trace_block_tokens": BLOCK_TOKENS, "engine": "vllm", "as_json": False}
 
 Engine = Literal["vllm", "sglang"]
 ModelName = Annotated[
@@ -105,15 +108,10 @@ class SloOptions:
     as_json: bool
 
     def given(self) -> Iterator[str]:
-        """Options that are of --slo alone."""
-        names = ("model", "gpu", "input", "output", "ttft", "itl", "percentile", "price")
-        for name in (*names, "trace", "rate_percentile"):
-            if getattr(self, name):
-                yield _option(name)
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
+        """Options that are of --slo alone and do not have their defaults."""
+        for each in fields(self):
+            if getattr(self, each.name) not in (_DEFAULTS.get(each.name), []):
+                yield "--json" if each.name == "as_json" else "--" + each.name.replace("_", "-")
 
 
 def plan_for_objective(options: SloOptions) -> None:
@@ -216,6 +214,8 @@ def _objective(options: SloOptions, workload: TraceWorkload | None) -> Objective
         seconds = getattr(options, name)
         if not 0.0 < seconds < math.inf:
             raise slo_fault(f"--{name}: is {seconds:g}; give seconds above 0")
+        if seconds > _MAX_SECONDS:
+            raise slo_fault(f"--{name}: is {seconds:g}; give at most {_MAX_SECONDS:g} seconds")
     percentile = options.percentile
     if percentile is not None and not 50.0 <= percentile <= 99.9:
         raise slo_fault(
@@ -243,9 +243,16 @@ def _counts(texts: Sequence[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for gpu, number in _pairs("gpu", texts):
         if gpu not in known:
-            why = "has no numbers" if gpu in accelerators() else "is not known"
+            if gpu in accelerators():
+                names = {"memory": "memory_bytes", "bandwidth": "bandwidth_bytes"}
+                names["BF16 rate"] = "bf16_flops"
+                has = accelerators()[gpu]
+                without = ", ".join(name for name, each in names.items() if not getattr(has, each))
+                raise slo_fault(
+                    f"--gpu {gpu}: has no known {without}; give one of {', '.join(known)}"
+                )
             near = difflib.get_close_matches(gpu.upper(), known, 1, 0.0)[0]
-            raise slo_fault(f"--gpu {gpu}: {why}; the nearest type with numbers is {near}")
+            raise slo_fault(f"--gpu {gpu}: is not known; the nearest type with numbers is {near}")
         if not (1 <= number <= _MAX_GPUS and number.is_integer()):
             raise slo_fault(f"--gpu {gpu}={number:g}: give a whole number of 1 to {_MAX_GPUS}")
         if gpu in found:

@@ -149,7 +149,10 @@ def test_sglang_is_planned_aggregated_for_its_workers_move_no_kv(folder):
     ("changed", "sentence"),
     [
         (["--gpu", "B20O=8"], "--gpu B20O: is not known; the nearest type with numbers is B200"),
-        (["--gpu", "cpu=8"], "--gpu cpu: has no numbers; the nearest type with numbers is"),
+        (["--gpu", "cpu=8"], "--gpu cpu: has no known memory, bandwidth, BF16 rate; give"),
+        (["--gpu", "RUBIN-CPX=8"], "--gpu RUBIN-CPX: has no known BF16 rate; give one of "),
+        (["--ttft", "1e9"], "--ttft: is 1e+09; give at most 604800 seconds"),
+        (["--itl", "604801"], "--itl: is 604801; give at most 604800 seconds"),
         (["--gpu", "B200=0"], "--gpu B200=0: give a whole number of 1 to 1024"),
         (["--gpu", "B200=nan"], "--gpu B200=nan: give a whole number of 1 to 1024"),
         (["--gpu", "B200=inf"], "--gpu B200=inf: give a whole number of 1 to 1024"),
@@ -259,6 +262,13 @@ def test_options_of_an_objective_want_slo_and_slo_wants_them():
     alone = CliRunner().invoke(app, ["plan", "--model", "gpt-oss-120b"])
     assert alone.exit_code == 2
     assert "--model: is of --slo" in alone.stderr
+    for option in (
+        *(["--out", "x.yaml"], ["--plot", "x.png"], ["--json"], ["--engine", "sglang"]),
+        *(["--trace-block-tokens", "16"], ["--percentile", "0"], ["--input", "0"]),
+    ):
+        done = CliRunner().invoke(app, ["plan", "-f", "chat.yaml", *option])
+        assert done.exit_code == 2
+        assert f"{option[0]}: is of --slo; give --slo, or leave it out" in done.stderr
     assert "--slo: needs --gpu, --input" in plan("--model", "gpt-oss-120b").stderr
     nothing = CliRunner().invoke(app, ["plan"])
     assert "give a PDCluster with -f, or an objective with --slo" in nothing.stderr
