@@ -124,7 +124,7 @@ def plan_for_objective(options: SloOptions) -> None:
     prices = _prices(options.price or (), gpus)
     found = ModelProfiles(model, options.engine, goal, gpus)
     with shown_progress() as shown:
-        shown.begin("types of accelerators", len(gpus))
+        shown.begin("layouts", found.num_layouts)
         profiles = found.all(shown.step)
     links = {gpu: float(accelerators()[gpu].network_bytes or LINK_BYTES) for gpu in gpus}
     demand = None if workload is None else workload.demand(options.rate_percentile or 100.0)

@@ -70,8 +70,10 @@ class Objective:
         return self.lengths.prompts(kv_tokens) if self.lengths else [Prompt(self.input_tokens)]
 
     def long_prompt(self, kv_tokens: int) -> Prompt:
+        return self.long_of(self.prompts(kv_tokens))
+
+    def long_of(self, prompts: Sequence[Prompt]) -> Prompt:
         """The one that TTFT is of: at the percentile by what is computed, else the mean."""
-        prompts = self.prompts(kv_tokens)
         if self.percentile is None:
             return mean_prompt(prompts)
         return at_percentile([(each, each.share) for each in prompts], self.percentile)

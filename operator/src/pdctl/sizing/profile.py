@@ -61,7 +61,7 @@ def prompt_scatter(
         return seconds(whole, min(round(cached), whole - 1))
 
     prompts = goal.prompts(kv_tokens)
-    mean, long = mean_prompt(prompts), goal.long_prompt(kv_tokens)
+    mean, long = mean_prompt(prompts), goal.long_of(prompts)
     times = [(taken(each.tokens, each.cached), each.share) for each in binned(prompts)]
     mean_seconds = sum(time * share for time, share in times)
     variance = sum((time - mean_seconds) ** 2 * share for time, share in times)

@@ -4,7 +4,6 @@ import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from pdcluster_api.errors import StartError
 from pdcluster_schema.accelerators import accelerators, gpus_per_node
@@ -93,12 +92,18 @@ class ModelProfiles:
             self.notes.append(f"{model} is taken for {known[short]}, which has its shape.")
         return tables.SiliconTables(known[short], engine)
 
-    def all(self, on_type: Callable[[], None]) -> list[EngineProfile]:
-        """Raises StartError where no worker holds the model.  on_type: after each GPU type"""
+    @property
+    def num_layouts(self) -> int:
+        return sum(len(self._layouts(gpu)) for gpu in self._gpus)
+
+    def _layouts(self, gpu: str) -> list[RankLayout]:
+        return layouts_of(self._shape, self._most(gpu), with_data=self._with_data)
+
+    def all(self, on_layout: Callable[[], None]) -> list[EngineProfile]:
+        """Raises StartError where no worker holds the model.  on_layout: after each of a type"""
         found: list[EngineProfile] = []
         for gpu in self._gpus:
-            found += self._of(gpu)
-            on_type()
+            found += self._of(gpu, on_layout)
         if self._tables:
             for hole, where in self._tables.holes.items():
                 self.notes.append(f"Hole in the tables: {', '.join(where)}: {hole.rstrip('.')}.")
@@ -127,13 +132,14 @@ class ModelProfiles:
     def _request_bytes(self) -> float:
         return self._kv_bytes(self._goal.longest_tokens)
 
-    def _of(self, gpu: str) -> list[EngineProfile]:
-        layouts = layouts_of(self._shape, self._most(gpu), with_data=self._with_data)
+    def _of(self, gpu: str, on_layout: Callable[[], None]) -> list[EngineProfile]:
+        layouts = self._layouts(gpu)
         if self._tables and gpu in tables.SYSTEMS:
-            found = self._tables.profiles(gpu, layouts, self._goal)
+            found = self._tables.profiles(gpu, layouts, self._goal, on_layout)
             without = [each for each in self._tables.unfit if each.startswith(f"{gpu} ")]
             if found or len(without) == len(layouts):
                 return found
+            on_layout = _nothing  # all were counted
         if self._tables:
             self.notes.append(f"{gpu}: the tables have no step of this model; taken from {SOURCE}.")
         if not self._shape.kv.is_known:
@@ -141,18 +147,15 @@ class ModelProfiles:
                 f"--model: {gpu} would be taken from {SOURCE}, which does not know the cache of "
                 "this model; leave the type out, or give a model whose layers keep plain KV"
             )
-        accelerator = accelerators()[gpu]
-        return [
-            profile
-            for layout in layouts
-            if (profile := self._by_roofline(gpu, accelerator, layout)) is not None
-        ]
-
-    def _by_roofline(self, gpu: str, accelerator: Any, layout: RankLayout) -> EngineProfile | None:
-        profile = roofline_profile(gpu, accelerator, layout, self._shape, self._goal)
-        if profile is None:
-            self._unfit.append(f"{gpu} {layout}")
-        return profile
+        found = []
+        for layout in layouts:
+            profile = roofline_profile(gpu, accelerators()[gpu], layout, self._shape, self._goal)
+            if profile is None:
+                self._unfit.append(f"{gpu} {layout}")
+            else:
+                found.append(profile)
+            on_layout()
+        return found
 
     def _does_not_fit(self) -> StartError:
         weights = self._shape.weights * self._shape.weight_bytes
@@ -171,6 +174,10 @@ class ModelProfiles:
             f"{counted(self._gpus)} have {memory[gpu] / 1e9:.0f} GB each at most; a worker of "
             f"{max(2, needed)} {gpu} would hold them, or weights of fewer bits"
         )
+
+
+def _nothing() -> None:
+    pass
 
 
 def counted(gpus: Mapping[str, int]) -> str:

@@ -128,10 +128,17 @@ class SiliconTables:
         return (1.0 if self.has_fp8_kv else 2.0) * self.shape.kv.values(num_tokens)
 
     def profiles(
-        self, gpu: str, layouts: list[RankLayout], objective: Objective
+        self,
+        gpu: str,
+        layouts: list[RankLayout],
+        objective: Objective,
+        on_layout: Callable[[], None] = lambda: None,
     ) -> list[EngineProfile]:
-        """Those of the layouts that the tables have."""
-        found = [self._profile(_Target(gpu, layout, objective)) for layout in layouts]
+        """Those of the layouts that the tables have.  on_layout: after each"""
+        found = []
+        for layout in layouts:
+            found.append(self._profile(_Target(gpu, layout, objective)))
+            on_layout()
         return [each for each in found if each is not None]
 
     def _database(self, gpu: str) -> Any:

@@ -84,7 +84,7 @@ def test_json_has_both_figures_the_front_and_the_manifest(folder):
 def test_a_long_search_says_how_far_it_is(folder, monkeypatch):
     monkeypatch.setattr(Progress, "shown_every_seconds", 0.0)
     done = plan("--model", folder, "--gpu", "B200=1", "--gpu", "B300=1", "--json", *GOAL)
-    assert "types of accelerators: 1 of 2 in " in done.stderr
+    assert "layouts: 1 of 2 in " in done.stderr
     json.loads(done.stdout)
 
 

@@ -125,10 +125,11 @@ def test_bins_keep_the_mean_and_percentiles_are_of_the_weights():
 
 
 def test_prompts_that_scatter_take_more_than_the_mean_one():
-    pair = [Prompt(100, 0.0, 0.5), Prompt(300, 0.0, 0.5)]
-    lengths = LengthDistribution(lambda kv_tokens: pair, (200, 100), 400, 100)
+    pair, walks = [Prompt(100, 0.0, 0.5), Prompt(300, 0.0, 0.5)], []
+    lengths = LengthDistribution(lambda kv: walks.append(kv) or pair, (200, 100), 400, 100)
     goal = replace(GOAL, percentile=90.0, lengths=lengths)
     found = prompt_scatter(goal, 1000, lambda tokens, cached: tokens**2 / 1e4)
+    assert walks == [1000]
     # seconds 1 and 9, mean 5, and 4 for the mean prompt
     assert found == PromptScatter(0.0, 1.0, 100.0, 4.0, 16 / 25)
     mean = prompt_scatter(replace(goal, percentile=None), 1000, lambda tokens, cached: tokens / 1e2)
