@@ -11,6 +11,8 @@ import logging
 import sys
 import warnings
 
+LAYOUT = ("workers", "parallel", "tp", "dp", "moe_tp", "moe_ep", "bs")
+
 
 def main() -> None:
     model, system, engine = sys.argv[1:4]
@@ -42,6 +44,8 @@ def main() -> None:
             row = frame.iloc[0]
             columns = ("tokens/s/gpu", "ttft", "tpot", "tokens/s/gpu_cluster")
             best[name] = {column: float(row[column]) for column in columns if column in row}
+            layout = [f"{at}{what}" for at in ("", "(p)", "(d)") for what in LAYOUT]
+            best[name]["layout"] = {each: str(row[each]) for each in layout if each in row}
     print(json.dumps(best))
 
 

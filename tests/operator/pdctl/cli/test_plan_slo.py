@@ -307,6 +307,7 @@ class TestWithTables:
     def test_advice_and_manifest_on_blocks_of_fp8_have_the_warning(self):
         text = plan("--model", "Qwen3-30B-A3B-FP8", "--gpu", "B200=2", *GOAL).output
         words = " ".join(text.split())
+        assert "within the error of these estimates: measure both. WARNING" in words
         assert "WARNING: FP8 in blocks on Blackwell is too slow" in words
         assert "# WARNING: FP8 in blocks on Blackwell" in text
 
