@@ -24,7 +24,6 @@ from setting import LOG_HELP, keep_report, setting_lines
 from pdcluster_schema.accelerators import accelerators
 from pdctl.sizing.layouts import layouts_of
 from pdctl.sizing.objective import Objective
-from pdctl.sizing.profiles import MAX_RANKS
 from pdctl.sizing.search import SearchInput, best, placements
 from pdctl.sizing.tables import SYSTEMS, SiliconTables
 
@@ -52,7 +51,7 @@ class PlanningCase:
 def our_answer(case: PlanningCase) -> dict[str, Any]:
     """Tokens per second and GPU of the best of each kind, and the holes with their layouts."""
     tables = SiliconTables(case.model, ENGINE)
-    profiles = tables.profiles(case.gpu, layouts_of(tables.shape, MAX_RANKS), GOAL)
+    profiles = tables.profiles(case.gpu, layouts_of(tables.shape, 8), GOAL)
     prompt_bytes = tables.sequence_kv_bytes(GOAL.input_tokens)
     links = {case.gpu: float(accelerators()[case.gpu].network_bytes or 0)}
     given = SearchInput(GOAL, {case.gpu: NUMBER}, links, prompt_bytes)

@@ -38,7 +38,7 @@ def main() -> None:
     except Exception as e:  # what it has no answer for is a hole of the table
         print(json.dumps({"hole": f"{type(e).__name__}: {e}"[:300]}))
         return
-    best = {}
+    best: dict[str, dict[str, object]] = {}
     for name, frame in found.best_configs.items():
         if len(frame):
             row = frame.iloc[0]
