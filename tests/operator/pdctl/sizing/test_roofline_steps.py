@@ -47,7 +47,7 @@ def test_heads_of_a_latent_have_their_own_widths():
     assert shape_of(LLAMA | latent | {"v_head_dim": 128}, "m").pair_operations == 2 * 32 * 320
 
 
-def test_streams_read_their_kv_beside_the_products_of_a_chunk():
+def test_kv_reads_add_to_the_products_of_a_chunk():
     found, context = profile_of(3000), 2 * 2 * 32 * 8 * 128 * 3100
     pairs = 3000 / 2
     few, many = found.mixed[8192, 1], found.mixed[8192, 16]
